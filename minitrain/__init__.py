@@ -1,0 +1,38 @@
+"""minitrain: distributed training of language models, small enough to read.
+
+Names are imported when first used, so that importing one part of the library
+loads that part and what it stands on, and nothing else.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minitrain.runtime.errors import RankError, StallError
+    from minitrain.runtime.launch import launch
+    from minitrain.runtime.layout import Layout
+    from minitrain.runtime.trace import trace
+    from minitrain.show import show
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "launch": "minitrain.runtime.launch",
+    "RankError": "minitrain.runtime.errors",
+    "StallError": "minitrain.runtime.errors",
+    "Layout": "minitrain.runtime.layout",
+    "trace": "minitrain.runtime.trace",
+    "show": "minitrain.show",
+}
+
+__all__ = ["Layout", "RankError", "StallError", "launch", "show", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""The process side: ranks, groups, layouts, traces."""
