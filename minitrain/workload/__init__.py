@@ -1,1 +1,1 @@
-"""What is trained: model, data, costs."""
+"""What is trained: the model, its published sizes, the data, and the step."""
