@@ -1,0 +1,327 @@
+"""Run a function on several processes, from a cell, a script or a test."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minitrain.runtime import pickling, server
+from minitrain.runtime.errors import RankError, StallError
+from minitrain.runtime.group import BACKENDS
+
+MAX_RANKS = 256
+
+
+def launch(
+    fn: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    timeout: float = 60.0,
+    backend: str | None = None,
+    check: bool = False,
+    threads: int = 1,
+) -> list[Any]:
+    """Run ``fn(*args)`` on ``ranks`` processes that form one process group.
+
+    ``fn`` may be defined in a notebook cell, a script with or without a main guard,
+    or a test: it travels by value. Rank 0 prints as it goes; the lines of the others
+    follow at the end, in rank order, each with its rank.
+
+    Args:
+        ranks: Number of processes.
+        timeout: Longest wait for one message, in seconds. It does not bound the run.
+        backend: ``"gloo"`` or ``"nccl"``; by default NCCL where each rank has a GPU.
+        check: Compare operator, shape and dtype of every collective across the ranks
+            before it runs. Slow, and the way to find a mismatch.
+        threads: torch threads of each rank.
+
+    Returns:
+        The values that the ranks returned, in rank order.
+
+    Raises:
+        RankError: A rank raised an exception or died; the message names the rank
+            that was the cause, and says what the others were doing.
+        StallError: No message came within the timeout; the message says what each
+            rank waits in, and which ranks disagree.
+        ValueError: An argument makes no sense.
+        TypeError: ``fn`` or an argument cannot be sent to another process.
+    """
+    job = _job(fn, ranks, args, timeout, backend, check, threads)
+    caller = _connect()
+    with caller:
+        server.send(caller, job)
+        printer = _Printer(ranks)
+        try:
+            outcomes, folder = _follow(caller, printer)
+        finally:
+            printer.close()
+        _raise_failure(outcomes, timeout, printer)
+        results = [_load(Path(folder, f"result{rank}")) for rank in range(ranks)]
+        with contextlib.suppress(OSError):
+            server.send(caller, "read")
+        return results
+
+
+def _job(
+    fn: Callable[..., Any],
+    ranks: int,
+    args: tuple,
+    timeout: float,
+    backend: str | None,
+    check: bool,
+    threads: int,
+) -> dict[str, Any]:
+    if not callable(fn):
+        raise TypeError(f"launch runs a function, not a {type(fn).__name__}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise TypeError(f"ranks is a number of processes, not {ranks!r}")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"ranks={ranks}: between 1 and {MAX_RANKS} processes, please")
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout}: a wait must be longer than 0 seconds")
+    if threads < 1:
+        raise ValueError(f"threads={threads}: each rank needs at least one")
+    if backend not in (None, *BACKENDS):
+        raise ValueError(f"backend={backend!r}: one of {', '.join(BACKENDS)}, or None")
+    try:
+        function, files = pickling.dumps((fn, args))
+    except Exception as error:
+        raise TypeError(
+            f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another "
+            f"process: {error}"
+        ) from error
+    return {
+        "function": function,
+        "sources": pickling.cell_sources(files),
+        "ranks": ranks,
+        "timeout": float(timeout),
+        "backend": backend,
+        "check": check,
+        "threads": threads,
+        "start": "fork" if sys.platform == "linux" else "spawn",
+        "cwd": os.getcwd(),
+        "path": [entry or os.getcwd() for entry in sys.path],
+        "argv": list(sys.argv),
+        "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
+    }
+
+
+# ------------------------------------------------------------- the fork server
+
+
+class _Server:
+    """The handle of this process's fork server, started at the first launch."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen | None = None
+        self.owner = 0
+        self.top: socket.socket | None = None
+
+    def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with self.lock, theirs:
+            if self.owner != os.getpid() or not self.process or self.process.poll():
+                self._start()
+            try:
+                socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
+            except OSError:  # it was killed
+                self._start()
+                socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
+        return ours
+
+    def _socket(self) -> socket.socket:
+        assert self.top is not None
+        return self.top
+
+    def _start(self) -> None:
+        self.top, theirs = socket.socketpair()
+        self.process = _program("serve", theirs)
+        self.owner = os.getpid()
+        theirs.close()
+
+
+def _program(role: str, connection: socket.socket) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-P", server.__file__, role, str(connection.fileno())],
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+_server = _Server()
+
+
+def _connect() -> socket.socket:
+    """A connection to a new supervisor."""
+    if sys.platform == "win32":
+        raise OSError("launch needs Linux or macOS; on Windows use WSL")
+    if sys.platform == "linux":
+        return _server.connect()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _program("supervise", theirs)
+    return ours
+
+
+# ------------------------------------------------------------------ the outcome
+
+
+def _follow(caller: socket.socket, printer: "_Printer") -> tuple[list[dict], str]:
+    while True:
+        try:
+            kind, *content = server.receive(caller)
+        except (EOFError, OSError) as error:
+            raise RankError(
+                "the supervisor of the launch died, and its ranks with it", -1, "lost"
+            ) from error
+        if kind == "end":
+            outcomes, folder = content
+            return outcomes, folder
+        printer.take(*content)
+
+
+def _load(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())[1]
+
+
+class _Printer:
+    """Prints rank 0 as it goes and keeps the lines of the others for the end."""
+
+    def __init__(self, ranks: int) -> None:
+        self.kept = {(r, s): bytearray() for r in range(ranks) for s in _STREAMS}
+
+    def take(self, rank: int, stream: str, data: bytes) -> None:
+        buffer = self.kept[rank, stream]
+        buffer += data
+        if rank == 0:
+            end = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
+            _write(stream, bytes(buffer[:end]))
+            del buffer[:end]
+
+    def close(self) -> None:
+        for (rank, stream), data in self.kept.items():
+            if rank:
+                for line in bytes(data).splitlines(keepends=True):
+                    _write(stream, b"[rank %d] " % rank + line.rstrip(b"\n") + b"\n")
+            else:
+                _write(stream, bytes(data))
+
+    def last_words(self, rank: int) -> str:
+        """The end of what a rank wrote to its error stream."""
+        text = bytes(self.kept[rank, "stderr"]).decode(errors="replace")
+        return "\n".join(text.splitlines()[-20:])
+
+
+_STREAMS = ("stdout", "stderr")
+
+
+def _write(stream: str, data: bytes) -> None:
+    if data:
+        target = getattr(sys, stream)
+        target.write(data.decode(errors="replace"))
+        target.flush()
+
+
+def _raise_failure(
+    outcomes: list[dict[str, Any]], timeout: float, printer: _Printer
+) -> None:
+    """Raise what went wrong, by its cause: a signal, an exception, a stall."""
+    dead = {r: o["exit"] for r, o in enumerate(outcomes) if _died(o)}
+    failed = {r: o["failed"] for r, o in enumerate(outcomes) if "failed" in o}
+    causes = {
+        r: f
+        for r, f in failed.items()
+        if not f[1]["lost_connection"] and not f[1]["timed_out"]
+    }
+    signals = {r: code for r, code in dead.items() if code < 0}
+    if signals:
+        rank = min(signals)
+        name = signal.Signals(-signals[rank]).name
+        _raise_death(outcomes, rank, name, f"was killed by {_meaning(name)}", printer)
+    if causes:
+        _raise_exception(outcomes, min(causes, key=lambda r: causes[r][0]))
+    if dead:
+        rank, code = min(dead.items())
+        text = f"left with exit code {code} before its function returned"
+        _raise_death(outcomes, rank, f"exit {code}", text, printer)
+    if any("stalled" in o for o in outcomes) or any(
+        f[1]["timed_out"] for f in failed.values()
+    ):
+        _raise_stall(outcomes, timeout)
+    if failed:
+        _raise_exception(outcomes, min(failed, key=lambda r: failed[r][0]))
+
+
+def _died(outcome: dict[str, Any]) -> bool:
+    return "exit" in outcome and not ({"ok", "failed"} & set(outcome))
+
+
+def _meaning(name: str) -> str:
+    more = {"SIGKILL": " (kill -9, or the system ran out of memory)"}
+    return name + more.get(name, "")
+
+
+def _raise_exception(outcomes: list[dict], rank: int) -> None:
+    failure = outcomes[rank]["failed"][1]
+    raise RankError(
+        f"rank {rank} of {len(outcomes)} raised {failure['type']}: {failure['message']}",
+        rank,
+        failure["type"],
+        failure["traceback"],
+        _others(outcomes, rank),
+    )
+
+
+def _raise_death(
+    outcomes: list[dict], rank: int, cause: str, text: str, printer: _Printer
+) -> None:
+    raise RankError(
+        f"rank {rank} of {len(outcomes)} {text}",
+        rank,
+        cause,
+        printer.last_words(rank),
+        _others(outcomes, rank),
+    )
+
+
+def _raise_stall(outcomes: list[dict], timeout: float) -> None:
+    from minitrain.runtime import stall
+
+    reports = {
+        r: o.get("stalled", o.get("report", (0, None)))[1]
+        for r, o in enumerate(outcomes)
+    }
+    known = {r: report for r, report in reports.items() if report}
+    waiting = {r: _doing(o) for r, o in enumerate(outcomes)}
+    headline = f"no message came within {timeout:g} s"
+    raise StallError(headline, waiting, stall.explain(known))
+
+
+def _others(outcomes: list[dict], cause: int) -> dict[int, str]:
+    return {r: _doing(o) for r, o in enumerate(outcomes) if r != cause}
+
+
+def _doing(outcome: dict[str, Any]) -> str:
+    if "failed" in outcome:
+        failure = outcome["failed"][1]
+        if failure["lost_connection"]:
+            return "lost its connection to a peer"
+        return f"raised {failure['type']}: {failure['message'].splitlines()[0]}"
+    for kind in ("stalled", "report"):
+        if kind in outcome:
+            return str(outcome[kind][1])
+    if "ok" in outcome:
+        return "has finished"
+    if "exit" in outcome:
+        return f"has left with exit code {outcome['exit']}"
+    return "gave no answer: it is busy outside Python"

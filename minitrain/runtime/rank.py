@@ -1,0 +1,204 @@
+"""What one rank of a launch does: join the group, run the function, report.
+
+The main thread runs the user's function. A helper thread answers the supervisor,
+and says so when the main thread has waited for a message longer than the timeout.
+"""
+
+import datetime
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from minitrain.runtime import pickling, server, stall
+
+HERE = os.path.dirname(__file__)
+TORCH = os.path.dirname(os.path.dirname(torch.__file__))
+
+
+def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
+    """Run the job's function as ``rank``; never returns."""
+    _open_streams()
+    faulthandler.enable()
+    torch.set_num_threads(job["threads"])
+    pickling.restore_sources(job["sources"])
+    names = {file: name for file, (name, _) in job["sources"].items()}
+    helper = Helper(control, job["timeout"], names)
+    status = 0
+    try:
+        _join(rank, job, folder)
+        helper.start()
+        function, arguments = pickle.loads(job["function"])
+        _save(function(*arguments), os.path.join(folder, f"result{rank}"))
+        helper.finish()
+    except BaseException as error:
+        helper.say("failed", describe(error, names))
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    helper.leave.wait()  # peers may still be talking to this rank
+    os._exit(status)
+
+
+def _open_streams() -> None:
+    """Text on the pipes to the supervisor, passed on line by line."""
+    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), "utf-8", write_through=True)
+    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), "utf-8", write_through=True)
+
+
+def _join(rank: int, job: dict, folder: str) -> None:
+    from minitrain.runtime import group
+
+    if job["check"]:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    store = dist.FileStore(os.path.join(folder, "store"), job["ranks"])
+    # The helper thread speaks at the timeout, gloo a little later, should it fail to.
+    timeout = datetime.timedelta(seconds=job["timeout"] * 1.2 + 2.0)
+    group.join(job["backend"], store, rank, job["ranks"], timeout)
+
+
+def _save(result: Any, path: str) -> None:
+    try:
+        data, _ = pickling.dumps((_returned, result))
+    except Exception as error:
+        kind = type(result).__name__
+        raise TypeError(f"a {kind} cannot be returned from a rank: {error}") from error
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _returned() -> None:
+    """Stands for the function in a pickled result."""
+
+
+# --------------------------------------------------------------------- helper
+
+
+class Helper(threading.Thread):
+    """Answers the supervisor while the main thread runs or blocks."""
+
+    def __init__(
+        self, control: socket.socket, timeout: float, names: dict[str, str]
+    ) -> None:
+        super().__init__(daemon=True, name="minitrain-helper")
+        self.leave = threading.Event()
+        self._control = control
+        self._timeout = timeout
+        self._names = names
+        self._sending = threading.Lock()
+        self._finished = False
+        self._recorder = stall.Recorder()
+        self._position: tuple = ()
+        self._still_since = time.monotonic()
+
+    def run(self) -> None:
+        """Serve the supervisor until it says that this rank may leave."""
+        pause = min(0.25, self._timeout / 10)
+        try:
+            while True:
+                if select.select([self._control], [], [], pause)[0]:
+                    word = server.receive(self._control)
+                    if word == "leave":
+                        return self.leave.set()
+                    self.say("report", self.report())
+                elif self._stalled():
+                    self.say("stalled", self.report())
+        except (EOFError, OSError):
+            os._exit(1)  # the supervisor has gone
+
+    def say(self, kind: str, content: Any) -> None:
+        """Send one message to the supervisor."""
+        with self._sending:
+            server.send(self._control, (kind, content))
+
+    def finish(self) -> None:
+        """Say that the function has returned and its result is saved."""
+        self._finished = True
+        self.say("ok", None)
+
+    def report(self) -> stall.Report:
+        """What the main thread is doing now."""
+        frame = stall.main_frame()
+        place = stall.users_line(frame, self._names)
+        if self._finished:
+            return stall.Report(place=place, finished=True)
+        return stall.Report(self._recorder.waits(), place)
+
+    def _stalled(self) -> bool:
+        """Whether the main thread stands still in a message beyond the timeout."""
+        now, place = time.monotonic(), stall.position(stall.main_frame())
+        if self._finished or place != self._position:
+            self._position, self._still_since = place, now
+            return False
+        if now - self._still_since < self._timeout:
+            return False
+        return any(w.seconds >= self._timeout for w in self._recorder.waits())
+
+
+# ------------------------------------------------------------------ tracebacks
+
+
+def describe(error: BaseException, names: dict[str, str]) -> dict[str, Any]:
+    """An exception as data: its type, its traceback, and whether a peer caused it."""
+    text = "".join(_trace(error, names))
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+        "lost_connection": _lost_connection(error),
+        "timed_out": _timed_out(error),
+    }
+
+
+def _lost_connection(error: BaseException) -> bool:
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return isinstance(error, (RuntimeError, OSError)) and any(
+        word in str(error) for word in words
+    )
+
+
+def _timed_out(error: BaseException) -> bool:
+    words = ("Timed out waiting", "failed to pass monitoredBarrier", "Watchdog caught")
+    words += ("received errors while waiting for send/recv",)
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _trace(error: BaseException, names: dict[str, str]) -> list[str]:
+    """Format a traceback without this machine's paths and this module's frames."""
+    whole = traceback.TracebackException.from_exception(error)
+    chain: list[Any] = [whole]
+    while chain:
+        part = chain.pop()
+        part.stack = traceback.StackSummary.from_list(
+            [_rename(f, names) for f in part.stack if f.filename != __file__]
+        )
+        chain += [p for p in (part.__cause__, part.__context__) if p]
+    return list(whole.format())
+
+
+def _rename(frame: traceback.FrameSummary, names: dict[str, str]) -> Any:
+    linecache.lazycache(frame.filename, {})
+    _ = frame.line  # read the source before the file gets another name
+    file = frame.filename
+    if file in names:
+        shown = names[file]
+    elif file.startswith((TORCH, os.path.dirname(HERE))):
+        base = TORCH if file.startswith(TORCH) else os.path.dirname(os.path.dirname(HERE))
+        shown = os.path.relpath(file, base)
+    elif file.startswith(os.getcwd() + os.sep):
+        shown = os.path.relpath(file)
+    else:
+        shown = file
+    frame.filename = shown
+    return frame
