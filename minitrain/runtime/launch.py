@@ -62,7 +62,7 @@ def launch(
             outcomes, folder = _follow(caller, printer)
         finally:
             printer.close()
-        _raise_failure(outcomes, timeout, printer)
+        _raise_failure(outcomes, timeout, Path(folder))
         results = [_load(Path(folder, f"result{rank}")) for rank in range(ranks)]
         with contextlib.suppress(OSError):
             server.send(caller, "read")
@@ -128,7 +128,7 @@ class _Server:
     def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with self.lock, theirs:
-            if self.owner != os.getpid() or not self.process or self.process.poll():
+            if self.owner != os.getpid() or self._gone():
                 self._start()
             try:
                 socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
@@ -136,6 +136,9 @@ class _Server:
                 self._start()
                 socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
         return ours
+
+    def _gone(self) -> bool:
+        return self.process is None or self.process.poll() is not None
 
     def _socket(self) -> socket.socket:
         assert self.top is not None
@@ -154,10 +157,15 @@ def _program(role: str, connection: socket.socket) -> subprocess.Popen:
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, **_QUIET},
     )
 
 
+_QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "FATAL",  # what C++ would print of a lost rank, we explain
+}
 _server = _Server()
 
 
@@ -216,11 +224,6 @@ class _Printer:
             else:
                 _write(stream, bytes(data))
 
-    def last_words(self, rank: int) -> str:
-        """The end of what a rank wrote to its error stream."""
-        text = bytes(self.kept[rank, "stderr"]).decode(errors="replace")
-        return "\n".join(text.splitlines()[-20:])
-
 
 _STREAMS = ("stdout", "stderr")
 
@@ -232,9 +235,7 @@ def _write(stream: str, data: bytes) -> None:
         target.flush()
 
 
-def _raise_failure(
-    outcomes: list[dict[str, Any]], timeout: float, printer: _Printer
-) -> None:
+def _raise_failure(outcomes: list[dict[str, Any]], timeout: float, folder: Path) -> None:
     """Raise what went wrong, by its cause: a signal, an exception, a stall."""
     dead = {r: o["exit"] for r, o in enumerate(outcomes) if _died(o)}
     failed = {r: o["failed"] for r, o in enumerate(outcomes) if "failed" in o}
@@ -247,13 +248,13 @@ def _raise_failure(
     if signals:
         rank = min(signals)
         name = signal.Signals(-signals[rank]).name
-        _raise_death(outcomes, rank, name, f"was killed by {_meaning(name)}", printer)
+        _raise_death(outcomes, rank, name, f"was killed by {_meaning(name)}", folder)
     if causes:
         _raise_exception(outcomes, min(causes, key=lambda r: causes[r][0]))
     if dead:
         rank, code = min(dead.items())
         text = f"left with exit code {code} before its function returned"
-        _raise_death(outcomes, rank, f"exit {code}", text, printer)
+        _raise_death(outcomes, rank, f"exit {code}", text, folder)
     if any("stalled" in o for o in outcomes) or any(
         f[1]["timed_out"] for f in failed.values()
     ):
@@ -283,13 +284,13 @@ def _raise_exception(outcomes: list[dict], rank: int) -> None:
 
 
 def _raise_death(
-    outcomes: list[dict], rank: int, cause: str, text: str, printer: _Printer
+    outcomes: list[dict], rank: int, cause: str, text: str, folder: Path
 ) -> None:
     raise RankError(
         f"rank {rank} of {len(outcomes)} {text}",
         rank,
         cause,
-        printer.last_words(rank),
+        _last_position(folder / f"fault{rank}"),
         _others(outcomes, rank),
     )
 
@@ -305,6 +306,16 @@ def _raise_stall(outcomes: list[dict], timeout: float) -> None:
     waiting = {r: _doing(o) for r, o in enumerate(outcomes)}
     headline = f"no message came within {timeout:g} s"
     raise StallError(headline, waiting, stall.explain(known))
+
+
+def _last_position(fault: Path) -> str:
+    """The user's Python lines at a crash, from what faulthandler left behind."""
+    text = fault.read_text(errors="replace") if fault.exists() else ""
+    _, found, lines = text.partition("Current thread")
+    frames = lines.splitlines()[1:] if found else []
+    here = str(Path(__file__).parent)
+    users = [f for f in frames if f.startswith("  File") and here not in f]
+    return "\n".join(["The crash, innermost line first:", *users]) if users else ""
 
 
 def _others(outcomes: list[dict], cause: int) -> dict[int, str]:

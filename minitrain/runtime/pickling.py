@@ -27,14 +27,13 @@ class Pickler(cloudpickle.Pickler):
     """cloudpickle, with file names kept and torch's operator namespaces by name."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
         self.files: set[str] = set()
-        self.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
-            {types.CodeType: self._reduce_code}
-        )
+        special: dict[type, Any] = {types.CodeType: self._reduce_code}
         if torch := sys.modules.get("torch"):
-            for namespace in (torch.ops, torch.classes):
-                self.dispatch_table[type(namespace)] = _by_name
+            special |= {type(torch.ops): _by_name, type(torch.classes): _by_name}
+        # In place before the C pickler looks it up, which it does once.
+        self.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(special)
+        super().__init__(file, protocol=5)
 
     def _reduce_code(self, code: types.CodeType) -> tuple:
         self.files.add(code.co_filename)

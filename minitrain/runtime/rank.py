@@ -10,6 +10,7 @@ import io
 import linecache
 import os
 import pickle
+import re
 import select
 import socket
 import sys
@@ -30,7 +31,8 @@ TORCH = os.path.dirname(os.path.dirname(torch.__file__))
 def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
     """Run the job's function as ``rank``; never returns."""
     _open_streams()
-    faulthandler.enable()
+    fault = open(os.path.join(folder, f"fault{rank}"), "w")  # noqa: SIM115
+    faulthandler.enable(fault)
     torch.set_num_threads(job["threads"])
     pickling.restore_sources(job["sources"])
     names = {file: name for file, (name, _) in job["sources"].items()}
@@ -151,10 +153,12 @@ class Helper(threading.Thread):
 
 def describe(error: BaseException, names: dict[str, str]) -> dict[str, Any]:
     """An exception as data: its type, its traceback, and whether a peer caused it."""
-    text = "".join(_trace(error, names))
+    text, message = "".join(_trace(error, names)), str(error)
+    if short := _mismatch(message):
+        text, message = text.replace(message, short), short
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": message,
         "traceback": text,
         "lost_connection": _lost_connection(error),
         "timed_out": _timed_out(error),
@@ -172,6 +176,24 @@ def _timed_out(error: BaseException) -> bool:
     words = ("Timed out waiting", "failed to pass monitoredBarrier", "Watchdog caught")
     words += ("received errors while waiting for send/recv",)
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _mismatch(message: str) -> str | None:
+    """torch's words for two ranks in different collectives, made short."""
+    calls = re.findall(
+        r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, "
+        r"OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?(?:, TensorDtypes=(\w+))?",
+        message,
+    )
+    if "Detected mismatch between collectives" not in message or len(calls) < 2:
+        return None
+    (a, *first), (b, *second) = calls[:2]
+    return f"rank {a} calls {_call(*first)}, but rank {b} calls {_call(*second)}"
+
+
+def _call(operator: str, shape: str, dtype: str) -> str:
+    tensor = f" on {stall.DTYPES.get(dtype, dtype.lower())}{shape}" if shape else ""
+    return operator.lower() + tensor
 
 
 def _trace(error: BaseException, names: dict[str, str]) -> list[str]:

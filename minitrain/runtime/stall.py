@@ -20,6 +20,18 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+DTYPES = {  # what the flight recorder and the checker call torch's dtypes
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
 SEND_AND_RECEIVE = ("send", "recv_", "recv_any_source_")
 
 
@@ -41,7 +53,7 @@ class Wait:
 
     def __str__(self) -> str:
         what = " ".join(
-            f"{dtype.lower()}{shape}"
+            f"{DTYPES.get(dtype, dtype)}{shape}"
             for dtype, shape in zip(self.dtypes, self.shapes, strict=False)
         )
         if self.operator == "send":
@@ -68,7 +80,8 @@ class Report:
         if not self.waits:
             return f"is not communicating; it is at {self.place}"
         first, *more = self.waits
-        text = f"waits {first.seconds:.0f} s in {first}, at {self.place}"
+        since = f" {first.seconds:.0f} s" if first.seconds >= 0.5 else ""
+        text = f"waits{since} in {first}, at {self.place}"
         return text + (f"; also in flight: {'; '.join(map(str, more))}" if more else "")
 
 
@@ -187,14 +200,21 @@ def users_line(frame: FrameType | None, names: dict[str, str]) -> str:
     Args:
         names: What the reader calls files that exist only in a notebook.
     """
-    hidden = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
-    while frame and frame.f_code.co_filename.startswith(hidden):
+    while frame and _hidden(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
-        return "an unknown place"
+        return "its start"
     code = frame.f_code
     file = names.get(code.co_filename) or os.path.basename(code.co_filename)
     return f"{file}:{frame.f_lineno} in {code.co_name}"
+
+
+def _hidden(file: str) -> bool:
+    """Whether a file belongs to torch, to Python's own library, or to this runtime."""
+    if "site-packages" not in file and file.startswith(os.path.dirname(os.__file__)):
+        return True
+    here, torchs = os.path.dirname(__file__), os.path.dirname(torch.__file__)
+    return file.startswith((here + os.sep, torchs + os.sep, "<frozen "))
 
 
 def position(frame: FrameType | None) -> tuple:
