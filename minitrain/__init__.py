@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minitrain.runtime.errors import RankError, StallError
-    from minitrain.runtime.launch import launch
+    from minitrain.runtime.launcher import launch
     from minitrain.runtime.layout import Layout
     from minitrain.runtime.trace import trace
     from minitrain.show import show
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "launch": "minitrain.runtime.launch",
+    "launch": "minitrain.runtime.launcher",
     "RankError": "minitrain.runtime.errors",
     "StallError": "minitrain.runtime.errors",
     "Layout": "minitrain.runtime.layout",

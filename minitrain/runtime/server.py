@@ -304,7 +304,7 @@ def run_rank(rank: int, job: dict, control: socket.socket, folder: str) -> None:
     sys.argv[:] = job["argv"]
     os.environ.clear()
     os.environ.update(job["environment"])
-    from minitrain.runtime.rank import main
+    from minitrain.runtime.process import main
 
     main(rank, job, control, folder)
 

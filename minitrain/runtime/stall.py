@@ -268,10 +268,11 @@ def _missing(reports: dict[int, Report]) -> list[str]:
     for (group, sequence), ranks in here.items():
         away = [r for r in group if (group, sequence) not in _steps(reports.get(r))]
         if away:
-            operator = reports[ranks[0]].waits[0].operator
+            operators = {reports[rank].waits[0].operator for rank in ranks}
+            step = operators.pop() if len(operators) == 1 else "step"
             verdict.append(
                 f"{_ranks(ranks).capitalize()} wait{'s' * (len(ranks) == 1)} in "
-                f"{operator} #{sequence} for {_ranks(away)}, which never called it."
+                f"{step} #{sequence} for {_ranks(away)}, which never called it."
             )
     return verdict
 

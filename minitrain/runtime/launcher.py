@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -314,7 +315,11 @@ def _last_position(fault: Path) -> str:
     _, found, lines = text.partition("Current thread")
     frames = lines.splitlines()[1:] if found else []
     here = str(Path(__file__).parent)
-    users = [f for f in frames if f.startswith("  File") and here not in f]
+    users = [
+        re.sub(r'"[^"]*/', '"', frame)
+        for frame in frames
+        if frame.startswith("  File") and here not in frame
+    ]
     return "\n".join(["The crash, innermost line first:", *users]) if users else ""
 
 

@@ -1,0 +1,30 @@
+"""The one seam through which library code reads a tensor's value.
+
+A step that runs on tensors without values, as in a simulated cluster, cannot look at
+them. Where the library must (how many tokens went to an expert, whether a gradient
+overflowed), it asks here and says what is to be expected.
+"""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def read(tensor: torch.Tensor, expected: float | int | bool | None = None) -> float:
+    """The value of a tensor of one element, as a Python number.
+
+    Args:
+        tensor: One element, of any dtype and on any device.
+        expected: What to return where the tensor has no value (a fake or meta
+            tensor).
+
+    Raises:
+        ValueError: The tensor has more than one element, or it has no value and
+            nothing was expected of it.
+    """
+    if tensor.numel() != 1:
+        raise ValueError(f"read takes one element, not {tuple(tensor.shape)}")
+    if not isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
+        return tensor.item()
+    if expected is None:
+        raise ValueError("this tensor has no value, and the caller expected none")
+    return expected
