@@ -33,7 +33,7 @@ Change = tuple[float, str, int]
 class _Storage:
     """What is known of one storage. `found`: it was there before we looked."""
 
-    __slots__ = ("kind", "nbytes", "found", "forward", "watch")
+    __slots__ = ("forward", "found", "kind", "nbytes", "watch")
 
     def __init__(self, kind: int, nbytes: int, found: bool, forward: bool) -> None:
         self.kind = kind
@@ -43,7 +43,7 @@ class _Storage:
         self.watch: _Watch | None = None
 
 
-class _Watch(weakref.ref):  # type: ignore[type-arg]
+class _Watch(weakref.ref):
     """A weak reference that remembers the storage's address."""
 
     __slots__ = ("address",)
@@ -72,6 +72,8 @@ class Storages:
         """Meet a tensor's storage, and strengthen its label to `kind`.
 
         Args:
+            tensor: A tensor on that storage.
+            kind: What it is used for.
             found: If we have not met it before, it is older than this moment.
             forward: If we have not met it before, backward did not make it.
         """

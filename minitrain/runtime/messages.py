@@ -84,31 +84,30 @@ class Call(NamedTuple):
     root: int | None
     async_op: bool | None
 
-    @property
-    def payload_bytes(self) -> int:
-        return self.copies * sum(t.numel() * t.element_size() for t in self.tensors)
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(t.shape) for t in self.tensors)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.tensors[0].dtype).removeprefix("torch.") if self.tensors else ""
-
-    @property
-    def peer(self) -> int | None:
-        return None if self.root is None or self.root < 0 else self.group[self.root]
-
-    def wire_bytes(self, rank: int) -> int:
-        """Bytes that global rank `rank` sends in this call."""
-        if len(self.group) == 1 or not self.tensors:
-            return 0
-        element_bytes = self.tensors[0].element_size()
-        pieces = self.pieces or even(self.payload_bytes // element_bytes, self.group)
+    def message(self, rank: int, start: float, caller: str, async_: bool) -> Message:
+        """The record of the call, made by global rank `rank`, without its tensors."""
+        elements = self.copies * sum(map(Tensor.numel, self.tensors))
+        element_bytes = self.tensors[0].element_size() if self.tensors else 0
+        pieces = self.pieces or even(elements, self.group)
         position = self.group.index(rank)
         sent = sent_elements(self.op, pieces, position, self.root or 0)
-        return sent * element_bytes
+        p2p = self.op in ("send", "recv")
+        return Message(
+            op=self.op,
+            kind="p2p" if p2p else "collective",
+            group=self.group,
+            dtype=str(self.tensors[0].dtype)[len("torch.") :] if self.tensors else "",
+            shapes=tuple(tuple(t.shape) for t in self.tensors),
+            payload_bytes=elements * element_bytes,
+            wire_bytes=sent * element_bytes,
+            wire="counted" if p2p else "modelled",
+            start_seconds=start,
+            end_seconds=start,
+            waited_seconds=0.0,
+            caller=caller,
+            peer=None if self.root is None else self.group[self.root],
+            async_=async_,
+        )
 
 
 def even(elements: int, group: Sequence[int]) -> tuple[int, ...]:
@@ -137,9 +136,9 @@ def sent_elements(op: str, pieces: Sequence[int], position: int, root: int = 0) 
         The number of elements sent; 0 in a group of one.
     """
     ranks, total = len(pieces), sum(pieces)
-    mine, next_one = pieces[position], pieces[(position + 1) % ranks]
-    if ranks == 1:
+    if ranks == 1 and op not in ("send", "recv"):
         return 0
+    mine, next_one = pieces[position], pieces[(position + 1) % ranks]
     match op:
         case "all_reduce":
             return (total - mine) + (total - next_one)
@@ -209,7 +208,9 @@ def read_call(
     """Read an operator of the dispatcher as communication.
 
     Args:
-        func: The operator (an `OpOverload`) with its `args` and `kwargs`.
+        func: The operator, an `OpOverload`.
+        args: Its positional arguments.
+        kwargs: Its named arguments.
 
     Returns:
         The calls it makes (a batch of point-to-point calls makes several), or None
@@ -241,7 +242,7 @@ def read_call(
 def group_ranks(group: Any) -> tuple[int, ...]:
     """Global ranks of a process group, given boxed, unboxed or by its name."""
     if isinstance(group, str):
-        group = torch._C._distributed_c10d._resolve_process_group(group)
+        group = torch._C._distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return tuple(dist.get_process_group_ranks(group))
