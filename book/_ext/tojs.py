@@ -1,0 +1,246 @@
+"""JavaScript printed from the library's closed-form functions.
+
+The pages that calculate without a kernel run what this prints, so a formula stands in
+one place. It knows arithmetic, comparisons, conditions, assignments and calls of the
+functions it prints; anything else is refused with its line.
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
+COMPARISON = {
+    ast.Eq: "===",
+    ast.NotEq: "!==",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+BUILTIN = {
+    "abs": "Math.abs",
+    "ceil": "Math.ceil",
+    "floor": "Math.floor",
+    "int": "Math.trunc",
+    "float": "Number",
+    "log2": "Math.log2",
+    "max": "Math.max",
+    "min": "Math.min",
+    "sqrt": "Math.sqrt",
+}
+
+
+RESERVED = {
+    "case",
+    "const",
+    "default",
+    "function",
+    "let",
+    "new",
+    "switch",
+    "this",
+    "var",
+}
+
+
+class RefusedError(TypeError):
+    """A piece of Python that has no JavaScript here."""
+
+
+def to_js(*functions: Callable[..., Any]) -> str:
+    """Print `functions`, which may call one another, as JavaScript.
+
+    Args:
+        functions: Pure functions of numbers, strings and booleans.
+
+    Returns:
+        One `function` declaration for each, in the order given.
+
+    Raises:
+        RefusedError: A function does something that cannot be printed; names the line.
+    """
+    known = {f.__name__: f for f in functions}
+    return "\n".join(_Printer(f, known).function() for f in functions)
+
+
+class _Printer:
+    """Prints one function."""
+
+    def __init__(self, function: Callable[..., Any], known: Mapping[str, Any]) -> None:
+        source = textwrap.dedent(inspect.getsource(function))
+        node = ast.parse(source).body[0]
+        if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+            raise RefusedError(f"{function} is not a plain function")
+        self.node, self.known = node, known
+        self.name, self.globals = function.__name__, function.__globals__
+        self.locals = {a.arg for a in (*node.args.args, *node.args.kwonlyargs)}
+        self.assigned = {
+            n.id
+            for n in ast.walk(node)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+
+        if reserved := RESERVED & (self.locals | self.assigned):
+            raise RefusedError(
+                f"{self.name}: {sorted(reserved)} are JavaScript's own words"
+            )
+
+    def refuse(self, node: ast.AST) -> RefusedError:
+        line = getattr(node, "lineno", "?")
+        return RefusedError(
+            f"{self.name}, line {line}: no JavaScript for {ast.unparse(node)}"
+        )
+
+    def function(self) -> str:
+        arguments = self.node.args
+        if arguments.vararg or arguments.kwarg:
+            raise self.refuse(self.node)
+        names = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
+        missing: list[ast.expr | None] = [None] * (
+            len(arguments.args) - len(arguments.defaults)
+        )
+        defaults = [*missing, *arguments.defaults, *arguments.kw_defaults]
+        parameters = ", ".join(
+            name if default is None else f"{name} = {self.expression(default)}"
+            for name, default in zip(names, defaults, strict=True)
+        )
+        declared = sorted(self.assigned - self.locals)
+        head = f"let {', '.join(declared)}; " if declared else ""
+        body = head + self.block(self.node.body)
+        return f"function {self.name}({parameters}) {{ {body} }}"
+
+    def block(self, body: list[ast.stmt]) -> str:
+        return " ".join(filter(None, map(self.statement, body)))
+
+    def statement(self, node: ast.stmt) -> str:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) | ast.Pass():
+                return ""
+            case ast.Assign(targets=[target]):
+                return f"{self.target(target)} = {self.expression(node.value)};"
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                return f"{name} = {self.expression(value)};"
+            case ast.AugAssign(target=ast.Name(id=name)):
+                whole = ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value)
+                return f"{name} = {self.expression(ast.copy_location(whole, node))};"
+            case ast.Return(value=ast.expr() as value):
+                return f"return {self.expression(value)};"
+            case ast.If():
+                text = f"if ({self.truth(node.test)}) {{ {self.block(node.body)} }}"
+                if node.orelse:
+                    text += f" else {{ {self.block(node.orelse)} }}"
+                return text
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="ValueError"))):
+                return f"throw new RangeError({json.dumps(self.name)});"
+        raise self.refuse(node)
+
+    def target(self, node: ast.expr) -> str:
+        match node:
+            case ast.Name(id=name):
+                return name
+            case ast.Tuple(elts=elements):
+                return f"[{', '.join(map(self.target, elements))}]"
+        raise self.refuse(node)
+
+    def truth(self, node: ast.expr) -> str:
+        """A condition: numbers, strings and booleans are as true there as here."""
+        return self.expression(node)
+
+    def expression(self, node: ast.expr) -> str:
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None):
+                return json.dumps(node.value)
+            case ast.Name(id=name):
+                return self.name_of(node, name)
+            case ast.Tuple(elts=elements):
+                return f"[{', '.join(map(self.expression, elements))}]"
+            case ast.BinOp():
+                return self.arithmetic(node)
+            case ast.UnaryOp(op=ast.USub()):
+                return f"(-{self.expression(node.operand)})"
+            case ast.UnaryOp(op=ast.Not()):
+                return f"(!{self.expression(node.operand)})"
+            case ast.BoolOp(op=op, values=values):
+                word = " && " if isinstance(op, ast.And) else " || "
+                return f"({word.join(map(self.expression, values))})"
+            case ast.Compare():
+                return self.comparison(node)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                chosen = f"{self.expression(body)} : {self.expression(orelse)}"
+                return f"({self.truth(test)} ? {chosen})"
+            case ast.Subscript(value=ast.Name(id=name), slice=key):
+                if isinstance(self.globals.get(name), Mapping):
+                    return f"({self.name_of(node, name)})[{self.expression(key)}]"
+            case ast.Call():
+                return self.call(node)
+        raise self.refuse(node)
+
+    def name_of(self, node: ast.expr, name: str) -> str:
+        """A local, or the value of a constant of the function's module."""
+        if name in self.locals or name in self.assigned:
+            return name
+        value = self.globals.get(name)
+        plain = dict(value) if isinstance(value, Mapping) else value
+        numbers = plain.values() if isinstance(plain, dict) else [plain]
+        if all(isinstance(n, bool | int | float | str) for n in numbers):
+            return json.dumps(plain)
+        raise self.refuse(node)
+
+    def arithmetic(self, node: ast.BinOp) -> str:
+        left, right = self.expression(node.left), self.expression(node.right)
+        if isinstance(node.op, ast.FloorDiv):
+            return f"Math.floor({left} / {right})"
+        if isinstance(node.op, ast.Mod):  # of the divisor's sign, as in Python
+            return f"({left} - {right} * Math.floor({left} / {right}))"
+        if type(node.op) in ARITHMETIC:
+            return f"({left} {ARITHMETIC[type(node.op)]} {right})"
+        raise self.refuse(node)
+
+    def comparison(self, node: ast.Compare) -> str:
+        pairs = []
+        sides = [node.left, *node.comparators]
+        for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
+            if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple):
+                found = f"{self.expression(right)}.includes({self.expression(left)})"
+                pairs.append(found if isinstance(op, ast.In) else f"!{found}")
+            elif type(op) in COMPARISON:
+                word = COMPARISON[type(op)]
+                pairs.append(f"{self.expression(left)} {word} {self.expression(right)}")
+            else:
+                raise self.refuse(node)
+        return f"({' && '.join(pairs)})"
+
+    def call(self, node: ast.Call) -> str:
+        match node.func:
+            case (
+                ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name)
+            ):
+                pass
+            case _:
+                raise self.refuse(node)
+        if name in self.known:
+            return f"{name}({', '.join(self.arguments(node, self.known[name]))})"
+        several = name not in ("max", "min") or len(node.args) > 1
+        if name in BUILTIN and several and not node.keywords:
+            return f"{BUILTIN[name]}({', '.join(map(self.expression, node.args))})"
+        raise self.refuse(node)
+
+    def arguments(self, node: ast.Call, function: Callable[..., Any]) -> list[str]:
+        """The arguments of a call by position, `undefined` where the default holds."""
+        if any(isinstance(a, ast.Starred) for a in node.args):
+            raise self.refuse(node)
+        given = dict(
+            zip(inspect.signature(function).parameters, node.args, strict=False)
+        )
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self.refuse(node)
+            given[keyword.arg] = keyword.value
+        return [
+            self.expression(given[name]) if name in given else "undefined"
+            for name in inspect.signature(function).parameters
+        ]
