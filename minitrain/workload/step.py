@@ -215,8 +215,9 @@ def gradient_norm(parameters: Sequence[Tensor], mesh: DeviceMesh | None) -> Tens
     """The 2-norm of all gradients together, as if one process held the model.
 
     Squares are summed in one slot for each set of axes that a parameter may be sharded
-    over, then each axis sums the slots of the sets it is in. The layout of the slots
-    depends on the mesh alone, so ranks with different parameters still agree on it.
+    over, then each axis, from the innermost, sums the slots of the sets it is in. The
+    slots depend on the mesh alone and stages are the outermost axis, so stages whose
+    parameters are sharded differently still agree on every call.
     """
     axes = _axes(mesh)
     wide = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
@@ -230,7 +231,7 @@ def gradient_norm(parameters: Sequence[Tensor], mesh: DeviceMesh | None) -> Tens
             slot = sum(1 << _index(mesh, axis) for axis in sharded)
             squares[slot] += parameter.grad.to(wide).square().sum()
     slots = torch.arange(len(squares), device=device)
-    for i, axis in enumerate(axes):
+    for i, axis in reversed(list(enumerate(axes))):
         if axis in used:
             inside = (slots >> i) % 2 == 1
             part = squares[inside]
