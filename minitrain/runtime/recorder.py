@@ -317,11 +317,15 @@ def _hooked(recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
-_INTERNAL = (os.path.dirname(torch.__file__) + os.sep, __file__, contextlib.__file__)
+_INTERNAL = (
+    os.path.join(os.path.dirname(torch.__file__), ""),
+    os.path.join(os.path.dirname(__file__), ""),
+    contextlib.__file__,
+)
 
 
 def _caller() -> tuple[str, str]:
-    """The line outside PyTorch that made this call, and what it called there."""
+    """The line outside PyTorch and this folder that made this call, and its name."""
     frame, entry = sys._getframe(1), ""
     while frame.f_code.co_filename.startswith(_INTERNAL):
         if frame.f_code.co_name != "wrapper":  # a decorator of torch.distributed
