@@ -9,8 +9,6 @@ import os
 import torch
 import torch.distributed as dist
 
-BACKENDS = ("gloo", "nccl")
-
 
 def init(timeout: float = 600.0) -> None:
     """Join the process group that this process was started for.

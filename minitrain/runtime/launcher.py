@@ -15,9 +15,9 @@ from typing import Any
 
 from minitrain.runtime import pickling, server
 from minitrain.runtime.errors import RankError, StallError
-from minitrain.runtime.group import BACKENDS
 
 MAX_RANKS = 256
+BACKENDS = ("gloo", "nccl")
 
 
 def launch(
@@ -55,9 +55,7 @@ def launch(
         TypeError: ``fn`` or an argument cannot be sent to another process.
     """
     job = _job(fn, ranks, args, timeout, backend, check, threads)
-    caller = _connect()
-    with caller:
-        server.send(caller, job)
+    with _start(job) as caller:
         printer = _Printer(ranks)
         try:
             outcomes, folder = _follow(caller, printer)
@@ -123,33 +121,36 @@ class _Server:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: subprocess.Popen | None = None
-        self.owner = 0
         self.top: socket.socket | None = None
+        self.owner = 0
 
     def connect(self) -> socket.socket:
+        """A new supervisor's end of a socket pair; ours is returned."""
         ours, theirs = socket.socketpair()
         with self.lock, theirs:
-            if self.owner != os.getpid() or self._gone():
-                self._start()
-            try:
-                socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
-            except OSError:  # it was killed
-                self._start()
-                socket.send_fds(self._socket(), [b"+"], [theirs.fileno()])
+            top = self.top if self._alive() else self._start()
+            assert top is not None
+            with contextlib.suppress(OSError):  # the caller sees that nobody answers
+                socket.send_fds(top, [b"+"], [theirs.fileno()])
         return ours
 
-    def _gone(self) -> bool:
-        return self.process is None or self.process.poll() is not None
+    def stop(self) -> None:
+        """Forget a server that does not answer."""
+        with self.lock:
+            if self.process:
+                self.process.kill()
+                self.process.wait()
 
-    def _socket(self) -> socket.socket:
-        assert self.top is not None
-        return self.top
+    def _alive(self) -> bool:
+        mine = self.owner == os.getpid()  # not inherited by a fork of the caller
+        return mine and self.process is not None and self.process.poll() is None
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         self.top, theirs = socket.socketpair()
         self.process = _program("serve", theirs)
         self.owner = os.getpid()
         theirs.close()
+        return self.top
 
 
 def _program(role: str, connection: socket.socket) -> subprocess.Popen:
@@ -170,10 +171,25 @@ _QUIET = {
 _server = _Server()
 
 
-def _connect() -> socket.socket:
-    """A connection to a new supervisor."""
+def _start(job: dict[str, Any]) -> socket.socket:
+    """Start a supervisor with its job; returns the connection to it."""
     if sys.platform == "win32":
         raise OSError("launch needs Linux or macOS; on Windows use WSL")
+    for last_try in (False, True):
+        caller = _connect()
+        try:
+            server.send(caller, job)
+            server.receive(caller)  # it has begun
+            return caller
+        except (EOFError, OSError):  # a server that was killed just now
+            caller.close()
+            if last_try:
+                raise
+            _server.stop()
+    raise AssertionError("unreachable")
+
+
+def _connect() -> socket.socket:
     if sys.platform == "linux":
         return _server.connect()
     ours, theirs = socket.socketpair()

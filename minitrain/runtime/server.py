@@ -128,6 +128,7 @@ class Supervisor:
     def __init__(self, caller: socket.socket) -> None:
         self.caller = caller
         self.job = receive(caller)
+        send(caller, "begun")
         self.folder = tempfile.mkdtemp(prefix="minitrain-")
         self.selector = selectors.DefaultSelector()
         self.controls: dict[int, socket.socket] = {}

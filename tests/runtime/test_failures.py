@@ -1,0 +1,263 @@
+"""Every way a launch can fail, and whether its message names the cause."""
+
+import ctypes
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from minitrain import RankError, StallError, launch
+
+
+def failure(kind, fn, ranks, **options):
+    with pytest.raises(kind) as caught:
+        launch(fn, ranks, **options)
+    return caught.value
+
+
+# --------------------------------------------------------------------- exceptions
+
+
+def raises_on_rank_2():
+    if dist.get_rank() == 2:
+        raise ValueError("no such thing")  # the reader's own line
+    dist.barrier()
+
+
+def test_an_exception_names_its_rank_line_and_the_others():
+    start = time.monotonic()
+    error = failure(RankError, raises_on_rank_2, 4)
+    assert time.monotonic() - start < 5  # the others wait a minute for the barrier
+    assert (error.rank, error.cause) == (2, "ValueError")
+    assert 'raise ValueError("no such thing")  # the reader\'s own line' in str(error)
+    assert "in raises_on_rank_2" in error.traceback
+    assert set(error.others) == {0, 1, 3}
+    assert all("barrier #1" in text for text in error.others.values())
+
+
+def test_the_first_exception_is_the_cause_not_the_lost_connections_after_it():
+    def f():
+        x = torch.ones(1000)
+        for step in range(100):
+            if step == 7 and dist.get_rank() == 1:
+                raise KeyError("cause")
+            dist.all_reduce(x)
+
+    assert failure(RankError, f, 3).rank == 1
+
+
+def test_of_two_exceptions_the_earlier_is_named():
+    def f():
+        time.sleep(0.3 * (dist.get_rank() == 0))
+        raise RuntimeError(f"from {dist.get_rank()}")
+
+    assert failure(RankError, f, 2).rank == 1
+
+
+def test_the_chain_of_an_exception_is_shown():
+    def f():
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    text = str(failure(RankError, f, 1))
+    assert "KeyError: 'missing'" in text and "direct cause" in text
+
+
+def test_no_path_of_this_machine_in_a_traceback_through_torch():
+    text = str(failure(RankError, lambda: torch.nn.Linear(2, 3)(torch.ones(5)), 1))
+    assert 'File "torch/nn/modules/linear.py"' in text
+    assert os.path.dirname(torch.__file__) not in text
+
+
+def test_a_result_that_cannot_be_returned():
+    error = failure(RankError, lambda: (i for i in range(3)), 2)
+    assert "a generator cannot be returned" in str(error)
+
+
+def test_exit_inside_a_rank():
+    assert failure(RankError, lambda: exit(3), 2).cause == "SystemExit"
+    error = failure(RankError, lambda: os._exit(0), 2)
+    assert "exit code 0 before its function returned" in str(error)
+
+
+# ------------------------------------------------------------------------ deaths
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_killed_rank_is_named_with_its_signal(number):
+    def f():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), number)
+        dist.all_reduce(torch.ones(3))
+
+    error = failure(RankError, f, 3)
+    assert (error.rank, error.cause) == (1, number.name)
+    assert set(error.others) == {0, 2}
+
+
+def test_a_segmentation_fault_shows_the_line():
+    def f():
+        if dist.get_rank() == 1:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    error = failure(RankError, f, 2)
+    assert error.cause == "SIGSEGV" and "test_failures.py" in error.traceback
+
+
+def test_a_message_longer_than_its_buffer_aborts_and_is_named():
+    def f():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1000), 1)
+        else:
+            dist.recv(torch.ones(10), 0)
+
+    error = failure(RankError, f, 2)
+    assert (error.rank, error.cause) == (1, "SIGABRT")
+
+
+# ------------------------------------------------------------------------ stalls
+
+
+def test_two_sends_first_are_a_circle():
+    def f():
+        rank = dist.get_rank()
+        dist.send(torch.ones(3), (rank + 1) % 3)
+        dist.recv(torch.ones(3), (rank - 1) % 3)
+
+    error = failure(StallError, f, 3, timeout=1)
+    assert error.verdict == ["The ranks wait for each other in a circle: 0 -> 1 -> 2 -> 0."]
+    assert "send to rank 1, float32[3], at test_failures.py" in error.waiting[0]
+
+
+def test_different_collectives_are_told_apart():
+    def f():
+        if dist.get_rank() == 2:
+            dist.broadcast(torch.ones(3), 0)
+        else:
+            dist.all_reduce(torch.ones(4))
+
+    error = failure(StallError, f, 3, timeout=1)
+    assert "ranks 0 and 1 in all_reduce, float32[4]" in error.verdict[0]
+    assert "rank 2 in broadcast, float32[3]" in error.verdict[0]
+
+
+def test_a_rank_that_never_arrives():
+    def f():
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(4))
+
+    error = failure(StallError, f, 3, timeout=1)
+    assert error.waiting[1] == "has finished"
+    assert error.verdict == [
+        "Ranks 0 and 2 wait in all_reduce #1 for rank 1, which never called it."
+    ]
+
+
+def test_a_stall_in_a_subgroup_names_its_ranks():
+    def f():
+        group = dist.new_group([0, 2])
+        if dist.get_rank() == 2:
+            dist.all_reduce(torch.ones(2), group=group)
+
+    error = failure(StallError, f, 3, timeout=1)
+    assert "all_reduce #1 of ranks [0, 2]" in error.waiting[2]
+
+
+def test_a_receive_from_anyone_and_an_asynchronous_one():
+    def anyone():
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(3))
+
+    assert "recv from any rank" in failure(StallError, anyone, 2, timeout=1).waiting[0]
+
+    def later():
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.ones(3), 1)
+            work.wait()
+
+    assert "recv from rank 1" in failure(StallError, later, 2, timeout=1).waiting[0]
+
+
+def test_a_stall_inside_torchs_own_data_parallel():
+    def f():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        if dist.get_rank() == 0:
+            model(torch.ones(2, 3)).sum().backward()
+        else:
+            time.sleep(60)
+
+    error = failure(StallError, f, 2, timeout=1)
+    assert "all_reduce" in error.waiting[0] and "not communicating" in error.waiting[1]
+
+
+def test_the_timeout_bounds_a_wait_not_the_run():
+    def f():
+        for _ in range(6):
+            time.sleep(0.3)
+            dist.barrier()
+        return True
+
+    assert launch(f, 2, timeout=1) == [True, True]
+
+
+def test_a_message_nobody_waits_for_is_no_stall():
+    def f():
+        if dist.get_rank() == 0:
+            work = dist.isend(torch.ones(3), 1)
+            x = 0
+            deadline = time.monotonic() + 1.5
+            while time.monotonic() < deadline:
+                x += work.is_completed()
+        else:
+            dist.recv(torch.ones(3), 0)
+        return True
+
+    assert launch(f, 2, timeout=1) == [True, True]
+
+
+# -------------------------------------------------------------------- check=True
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: dist.all_reduce(torch.ones(3 + r)), ("float32[3]", "float32[4]")),
+        (
+            lambda r: dist.all_reduce(torch.ones(3, dtype=[torch.int64, torch.float32][r])),
+            ("int64[3]", "float32[3]"),
+        ),
+        (
+            lambda r: (dist.all_reduce, lambda x: dist.broadcast(x, 0))[r](torch.ones(2)),
+            ("allreduce", "broadcast"),
+        ),
+    ],
+)
+def test_check_names_both_sides_of_a_mismatch_at_once(call, words):
+    start = time.monotonic()
+    error = failure(RankError, lambda: call(dist.get_rank()), 2, check=True)
+    assert time.monotonic() - start < 5  # not after a minute's timeout
+    assert all(word in str(error) for word in words), str(error)
+    assert "rank 0 calls" in str(error) and "rank 1 calls" in str(error)
+
+
+def test_check_finds_nothing_wrong_with_a_right_program():
+    def f():
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        return x.sum().item()
+
+    assert launch(f, 3, check=True) == [9.0] * 3
+
+
+def test_a_stall_under_check():
+    def f():
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    assert 0 in failure(StallError, f, 2, timeout=1, check=True).waiting
