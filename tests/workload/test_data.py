@@ -103,10 +103,8 @@ def test_shards_hold_every_document_in_order(folder: Path, tmp_path: Path) -> No
     corpus = scan(folder)
     whole = open_data(prepare(corpus, 300, tmp_path / "cache"))
     assert (len(whole.train), len(whole.validation)) == (1, 1)
-    documents = np.split(
-        whole.train[0],
-        np.flatnonzero(whole.train[0] == whole.tokenizer.end_of_text) + 1,
-    )
+    ends = np.flatnonzero(whole.train[0] == whole.tokenizer.end_of_text)
+    documents = np.split(whole.train[0], ends + 1)
     texts = [whole.tokenizer.decode(ids) for ids in documents[:-1]]
     assert texts == list(corpus.train_documents())
     assert len(documents[-1]) == 0

@@ -1,4 +1,4 @@
-"""Every sample once an epoch, in an order that ranks and interruptions do not change."""
+"""Every sample once an epoch, in an order that ranks and resuming do not change."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused() -> None:
         Loader(SHARDS, 45)
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         Loader(SHARDS, SEQ, rank=2, ranks=2)
-    with pytest.raises(ValueError, match="batch of 2 sequences .* 3 ranks"):
+    with pytest.raises(ValueError, match=r"batch of 2 sequences .* 3 ranks"):
         Loader(SHARDS, SEQ, ranks=3).next_batch(2)
     state = Loader(SHARDS, SEQ, seed=1).state_dict()
     with pytest.raises(ValueError, match="seed was 1, now 0"):
