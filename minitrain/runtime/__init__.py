@@ -28,7 +28,19 @@ _HOME = {
     "trace": "trace",
     "world_size": "group",
 }
-__all__ = list(_HOME)  # noqa: PLE0605
+__all__ = [
+    "LaunchError",
+    "Layout",
+    "RankError",
+    "StallError",
+    "device",
+    "init",
+    "launch",
+    "rank",
+    "read",
+    "trace",
+    "world_size",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -104,7 +104,7 @@ def _job(
         "backend": backend,
         "check": check,
         "threads": threads,
-        "start": "fork" if sys.platform == "linux" else "spawn",
+        "start": "fork" if _can_fork() else "spawn",
         "cwd": os.getcwd(),
         "path": [entry or os.getcwd() for entry in sys.path],
         "argv": list(sys.argv),
@@ -124,15 +124,16 @@ class _Server:
         self.top: socket.socket | None = None
         self.owner = 0
 
-    def connect(self) -> socket.socket:
-        """A new supervisor's end of a socket pair; ours is returned."""
+    def connect(self) -> tuple[socket.socket, bool]:
+        """A connection to a new supervisor, and whether the server is new too."""
         ours, theirs = socket.socketpair()
         with self.lock, theirs:
-            top = self.top if self._alive() else self._start()
+            started = not self._alive()
+            top = self._start() if started else self.top
             assert top is not None
             with contextlib.suppress(OSError):  # the caller sees that nobody answers
                 socket.send_fds(top, [b"+"], [theirs.fileno()])
-        return ours
+        return ours, started
 
     def stop(self) -> None:
         """Forget a server that does not answer."""
@@ -151,6 +152,11 @@ class _Server:
         self.owner = os.getpid()
         theirs.close()
         return self.top
+
+
+def _can_fork() -> bool:
+    """Whether a process that has loaded torch may be forked."""
+    return sys.platform == "linux"
 
 
 def _program(role: str, connection: socket.socket) -> subprocess.Popen:
@@ -175,27 +181,26 @@ def _start(job: dict[str, Any]) -> socket.socket:
     """Start a supervisor with its job; returns the connection to it."""
     if sys.platform == "win32":
         raise OSError("launch needs Linux or macOS; on Windows use WSL")
-    for last_try in (False, True):
-        caller = _connect()
+    while True:
+        caller, started = _connect()
         try:
             server.send(caller, job)
             server.receive(caller)  # it has begun
             return caller
-        except (EOFError, OSError):  # a server that was killed just now
+        except (EOFError, OSError):
             caller.close()
-            if last_try:
+            if started:  # a new server that does not answer: nothing more to try
                 raise
             _server.stop()
-    raise AssertionError("unreachable")
 
 
-def _connect() -> socket.socket:
-    if sys.platform == "linux":
+def _connect() -> tuple[socket.socket, bool]:
+    if _can_fork():
         return _server.connect()
     ours, theirs = socket.socketpair()
     with theirs:
         _program("supervise", theirs)
-    return ours
+    return ours, True
 
 
 # ------------------------------------------------------------------ the outcome
@@ -252,7 +257,7 @@ def _write(stream: str, data: bytes) -> None:
         target.flush()
 
 
-def _raise_failure(outcomes: list[dict[str, Any]], timeout: float, folder: Path) -> None:
+def _raise_failure(outcomes: list[dict], timeout: float, folder: Path) -> None:
     """Raise what went wrong, by its cause: a signal, an exception, a stall."""
     dead = {r: o["exit"] for r, o in enumerate(outcomes) if _died(o)}
     failed = {r: o["failed"] for r, o in enumerate(outcomes) if "failed" in o}
@@ -291,8 +296,9 @@ def _meaning(name: str) -> str:
 
 def _raise_exception(outcomes: list[dict], rank: int) -> None:
     failure = outcomes[rank]["failed"][1]
+    what = f"{failure['type']}: {failure['message']}"
     raise RankError(
-        f"rank {rank} of {len(outcomes)} raised {failure['type']}: {failure['message']}",
+        f"rank {rank} of {len(outcomes)} raised {what}",
         rank,
         failure["type"],
         failure["traceback"],

@@ -74,7 +74,7 @@ class Layout:
     def rank(self, **place: int) -> int:
         """The global rank at a place; axes left out are at 0."""
         if unknown := set(place) - set(AXES):
-            raise ValueError(f"no axis {sorted(unknown)}: the axes are {', '.join(AXES)}")
+            raise ValueError(f"no axis {sorted(unknown)}: there are {', '.join(AXES)}")
         rank = 0
         for axis in AXES:
             index, degree = place.get(axis, 0), getattr(self, axis)
@@ -145,7 +145,7 @@ class Layout:
     # ---- meshes
 
     def mesh(self, device_type: str | None = None) -> "DeviceMesh":
-        """torch's DeviceMesh of this layout, axes ``pp, dp, cp, tp``.
+        """Torch's DeviceMesh of this layout, axes ``pp, dp, cp, tp``.
 
         Every rank of the world must call it.
 

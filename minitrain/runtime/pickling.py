@@ -13,7 +13,6 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,5 +133,3 @@ def restore_sources(sources: dict[str, tuple[str, list[str]]]) -> None:
     for file, (_, lines) in sources.items():
         size = sum(map(len, lines))
         linecache.cache[file] = (size, None, lines, file)
-
-

@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from minitrain.runtime import pickling, server, stall
 
-HERE = os.path.dirname(__file__)
-TORCH = os.path.dirname(os.path.dirname(torch.__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+INSTALLED = os.path.dirname(os.path.dirname(torch.__file__))
 
 
 def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
@@ -173,13 +173,17 @@ def _lost_connection(error: BaseException) -> bool:
 
 
 def _timed_out(error: BaseException) -> bool:
-    words = ("Timed out waiting", "failed to pass monitoredBarrier", "Watchdog caught")
-    words += ("received errors while waiting for send/recv",)
+    words = (
+        "Timed out waiting",
+        "Watchdog caught",
+        "failed to pass monitoredBarrier",
+        "received errors while waiting for send/recv",
+    )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _mismatch(message: str) -> str | None:
-    """torch's words for two ranks in different collectives, made short."""
+    """Torch's words for two ranks in different collectives, made short."""
     calls = re.findall(
         r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, "
         r"OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?(?:, TensorDtypes=(\w+))?",
@@ -213,14 +217,9 @@ def _rename(frame: traceback.FrameSummary, names: dict[str, str]) -> Any:
     linecache.lazycache(frame.filename, {})
     _ = frame.line  # read the source before the file gets another name
     file = frame.filename
-    if file in names:
-        shown = names[file]
-    elif file.startswith((TORCH, os.path.dirname(HERE))):
-        base = TORCH if file.startswith(TORCH) else os.path.dirname(os.path.dirname(HERE))
-        shown = os.path.relpath(file, base)
-    elif file.startswith(os.getcwd() + os.sep):
-        shown = os.path.relpath(file)
-    else:
-        shown = file
-    frame.filename = shown
+    for base in (INSTALLED, PACKAGE, os.getcwd()):
+        if file.startswith(base + os.sep):
+            frame.filename = os.path.relpath(file, base)
+            break
+    frame.filename = names.get(file, frame.filename)
     return frame

@@ -1,4 +1,4 @@
-"""The fork server: a warm process from which the ranks of every launch are forked.
+r"""The fork server: a warm process from which the ranks of every launch are forked.
 
 Importing torch takes seconds, forking a process that has imported it takes
 milliseconds. So the first launch starts one server, which imports torch and then
@@ -6,7 +6,7 @@ waits; each launch gets a supervisor forked from it, and the supervisor forks th
 ranks::
 
     caller ----> server ----> supervisor ----> rank 0, rank 1, ...
-       \\______________________/    (one socket for each launch)
+       \______________________/    (one socket for each launch)
 
 Whoever dies takes the rest along. When the caller goes, however it goes, the
 supervisor reads an end of file and kills its ranks. When the supervisor goes, the
@@ -101,7 +101,7 @@ def _warm_up() -> None:
     import torch.distributed.device_mesh
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+    import torch.testing._internal.distributed.fake_pg
 
     torch.set_num_threads(1)
 

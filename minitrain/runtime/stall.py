@@ -125,7 +125,7 @@ class Recorder:
                 self._waited_for = None
                 self._pending.pop(id(work), None)
 
-        c10d.Work.wait = wait
+        c10d.Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def waits(self) -> list[Wait]:
         """What is in flight now, the operation that blocks the caller first."""
@@ -162,7 +162,8 @@ def _point_to_point(
 
 
 def _collectives(now: float) -> list[Wait]:
-    trace = pickle.loads(c10d._dump_fr_trace(True, False, True))
+    dump: Any = vars(c10d)["_dump_fr_trace"]  # the stubs do not know it
+    trace = pickle.loads(dump(True, False, True))
     return [
         Wait(
             operator=entry["profiling_name"].partition(":")[2],
@@ -219,7 +220,7 @@ def _hidden(file: str) -> bool:
 
 def position(frame: FrameType | None) -> tuple:
     """Where a thread is, to the instruction; unchanged while it is blocked."""
-    place = []
+    place: list[tuple[int, int]] = []
     while frame and len(place) < 64:
         place.append((id(frame), frame.f_lasti))
         frame = frame.f_back
@@ -246,7 +247,8 @@ def _different_operators(reports: dict[int, Report]) -> list[str]:
     steps: dict[tuple, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, wait in _first(reports).items():
         if wait.operator not in ("send", "recv"):
-            what = str(wait).replace(f" #{wait.sequence} of ranks {list(wait.group)}", "")
+            step = f" #{wait.sequence} of ranks {list(wait.group)}"
+            what = str(wait).replace(step, "")
             steps[wait.group, wait.sequence][what].append(rank)
     verdict = []
     for (group, sequence), calls in steps.items():

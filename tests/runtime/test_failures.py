@@ -131,7 +131,9 @@ def test_two_sends_first_are_a_circle():
         dist.recv(torch.ones(3), (rank - 1) % 3)
 
     error = failure(StallError, f, 3, timeout=1)
-    assert error.verdict == ["The ranks wait for each other in a circle: 0 -> 1 -> 2 -> 0."]
+    assert error.verdict == [
+        "The ranks wait for each other in a circle: 0 -> 1 -> 2 -> 0."
+    ]
     assert "send to rank 1, float32[3], at test_failures.py" in error.waiting[0]
 
 
@@ -229,11 +231,15 @@ def test_a_message_nobody_waits_for_is_no_stall():
     [
         (lambda r: dist.all_reduce(torch.ones(3 + r)), ("float32[3]", "float32[4]")),
         (
-            lambda r: dist.all_reduce(torch.ones(3, dtype=[torch.int64, torch.float32][r])),
+            lambda r: dist.all_reduce(
+                torch.ones(3, dtype=[torch.int64, torch.float32][r])
+            ),
             ("int64[3]", "float32[3]"),
         ),
         (
-            lambda r: (dist.all_reduce, lambda x: dist.broadcast(x, 0))[r](torch.ones(2)),
+            lambda r: (dist.all_reduce, lambda x: dist.broadcast(x, 0))[r](
+                torch.ones(2)
+            ),
             ("allreduce", "broadcast"),
         ),
     ],

@@ -27,7 +27,9 @@ PROGRAM = textwrap.dedent(
 
 
 def test_a_process_alone_is_a_world_of_one():
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True
+    )
     assert run.stdout == "rank 0 of 1 sum 1\n", run.stderr
 
 
@@ -38,7 +40,11 @@ def test_two_hosts_under_torchrun(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
-    command += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    command += [
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+    ]
     agents = [
         subprocess.Popen(
             [*command, f"--node-rank={node}", str(program)],
