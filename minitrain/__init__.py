@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minitrain.display import show
     from minitrain.runtime.errors import RankError, StallError
     from minitrain.runtime.launcher import launch
     from minitrain.runtime.layout import Layout
-    from minitrain.runtime.trace import trace
-    from minitrain.show import show
+    from minitrain.runtime.tracing import trace
 
 __version__ = "0.1.0"
 
@@ -21,8 +21,8 @@ _HOME = {
     "RankError": "minitrain.runtime.errors",
     "StallError": "minitrain.runtime.errors",
     "Layout": "minitrain.runtime.layout",
-    "trace": "minitrain.runtime.trace",
-    "show": "minitrain.show",
+    "trace": "minitrain.runtime.tracing",
+    "show": "minitrain.display",
 }
 
 __all__ = ["Layout", "RankError", "StallError", "launch", "show", "trace"]

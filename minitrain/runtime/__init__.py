@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from minitrain.runtime.group import device, init, rank, world_size
     from minitrain.runtime.launcher import launch
     from minitrain.runtime.layout import Layout
-    from minitrain.runtime.trace import trace
+    from minitrain.runtime.tracing import trace
     from minitrain.runtime.values import read
 
 _HOME = {
@@ -25,7 +25,7 @@ _HOME = {
     "launch": "launcher",
     "rank": "group",
     "read": "values",
-    "trace": "trace",
+    "trace": "tracing",
     "world_size": "group",
 }
 __all__ = [

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from minitrain import launch, trace
 from minitrain.runtime.messages import even, sent_elements
-from minitrain.runtime.trace import save_chrome
+from minitrain.runtime.tracing import save_chrome
 
 
 def mlp() -> nn.Module:
@@ -90,7 +90,7 @@ def test_every_collective_of_the_profiler_is_seen(technique):
         assert ours == theirs
         assert ours, "nothing was sent"
         assert all(m.end_seconds > m.start_seconds for m in t.messages)
-        assert all(m.caller.startswith("test_trace.py:") for m in t.messages)
+        assert all(m.caller.startswith("test_tracing.py:") for m in t.messages)
 
 
 def test_volumes_of_ddp_and_zero():

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from minitrain.display import Table, bytes_text
 from minitrain.runtime import memory
 from minitrain.runtime.memory import Change
 from minitrain.runtime.messages import Message
 from minitrain.runtime.recorder import record
-from minitrain.show import Table, bytes_text
 
 
 class Total(NamedTuple):
