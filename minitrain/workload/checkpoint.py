@@ -1,0 +1,267 @@
+"""Checkpoints that exist whole or not at all, and from which a run goes on exactly.
+
+    run/latest                        the name of the folder below that counts
+    run/step-00000100/about.json      step, model, run state, length and digest of the rest
+    run/step-00000100/*.safetensors   weights, optimizer state, and each rank's own state
+
+All files are written and flushed into a temporary folder, the folder gets its name, and
+only then does `latest` move. Killed anywhere in between, the previous checkpoint counts.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from minitrain.workload.model import Transformer
+
+FORMAT = 1
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back, apart from weights and optimizer state.
+
+    Attributes:
+        step: optimizer steps done.
+        run: what the program saved of itself (JSON values).
+        ranks: each rank's own tensors, in rank order.
+    """
+
+    step: int
+    run: dict[str, Any]
+    ranks: list[Tensors]
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    run: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Tensor]],
+    keep: int = 2,
+) -> Path:
+    """Writes a checkpoint, points `latest` at it and removes the oldest ones.
+
+    One process calls this. State that differs between ranks comes in `ranks`, one entry
+    for each, and is stored under keys of its own.
+
+    Args:
+        folder: the run's folder.
+        step: optimizer steps done; names the checkpoint.
+        model: its parameters, tied ones once.
+        optimizer: over parameters of `model`.
+        run: JSON values that the program needs to go on.
+        ranks: each rank's own tensors, such as the state of its generator.
+        keep: how many checkpoints to leave in `folder`, this one among them.
+
+    Raises:
+        OSError: the disk is full or the folder not writable. The previous checkpoint
+            still counts, and nothing half-written is left.
+    """
+    target = folder / f"step-{step:08d}"
+    tensors, groups = _optimizer_tensors(model, optimizer)
+    rank_tensors = {
+        f"{i}/{name}": value
+        for i, own in enumerate(ranks)
+        for name, value in own.items()
+    }
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=folder))
+    try:
+        for name, content in (
+            ("model", weights),
+            ("optimizer", tensors),
+            ("ranks", rank_tensors),
+        ):
+            contiguous = {key: value.contiguous() for key, value in content.items()}
+            save_file(contiguous, made / f"{name}.safetensors")
+        about = {
+            "format": FORMAT,
+            "step": step,
+            "model": dataclasses.asdict(model.config),
+            "groups": groups,
+            "run": dict(run),
+            "ranks": len(ranks),
+            "files": {p.name: _fingerprint(p) for p in sorted(made.iterdir())},
+        }
+        (made / "about.json").write_text(json.dumps(about, indent=1))
+        for path in (*made.iterdir(), made):
+            _flush(path)
+        if target.exists():  # left by a run that was resumed from an earlier one
+            shutil.rmtree(target)
+        made.rename(target)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    _point(folder, target.name)
+    for old in _checkpoints(folder)[:-keep]:
+        if old != target:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of a run that counts; None if there is none yet.
+
+    Raises:
+        ValueError: `latest` names a folder that is not there.
+    """
+    pointer = folder / "latest"
+    if not pointer.is_file():
+        return None
+    target = folder / pointer.read_text().strip()
+    if not target.is_dir():
+        raise _damaged(target, "is not there")
+    return target
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, after length and digest of each file agree.
+
+    Raises:
+        ValueError: a file is missing, cut short or changed, or the format is unknown.
+    """
+    try:
+        about = json.loads((path / "about.json").read_text())
+        files = about["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(path, f"has no readable about.json ({error})") from error
+    if about["format"] != FORMAT:
+        raise _damaged(path, f"has format {about['format']}, and this reads {FORMAT}")
+    for name, (size_bytes, digest) in files.items():
+        file = path / name
+        if not file.is_file():
+            raise _damaged(path, f"lacks {name}")
+        if (held := file.stat().st_size) != size_bytes:
+            raise _damaged(path, f"has {held:,} bytes of {size_bytes:,} in {name}")
+        if _fingerprint(file)[1] != digest:
+            raise _damaged(path, f"has other bytes in {name} than were written")
+    return about
+
+
+def check_model(path: Path, about: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raises ValueError naming every field in which the checkpoint's model differs."""
+    saved = about["model"]
+    differences = [
+        f"{name} {saved.get(name)!r} there, {model.get(name)!r} here"
+        for name in sorted(saved.keys() | model.keys())
+        if saved.get(name) != model.get(name)
+    ]
+    if differences:
+        raise ValueError(f"{path} is of another model: {'; '.join(differences)}")
+
+
+def load_checkpoint(
+    path: Path, model: Transformer, optimizer: torch.optim.Optimizer
+) -> Checkpoint:
+    """Reads a checkpoint into `model` and `optimizer`, in place; tied weights stay so.
+
+    Raises:
+        ValueError: the checkpoint is damaged, of another model, or of an optimizer with
+            other parameter groups. Nothing has been changed then.
+    """
+    about = read_about(path)
+    check_model(path, about, dataclasses.asdict(model.config))
+    weights = load_file(path / "model.safetensors")
+    parameters = dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        names = ", ".join(sorted(weights.keys() ^ parameters.keys()))
+        raise ValueError(
+            f"{path} does not hold the same parameters; differing: {names}"
+        )
+    _load_optimizer(path, about["groups"], model, optimizer)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    ranks: list[Tensors] = [{} for _ in range(about["ranks"])]
+    for key, value in load_file(path / "ranks.safetensors").items():
+        rank, name = key.split("/", 1)
+        ranks[int(rank)][name] = value
+    return Checkpoint(about["step"], about["run"], ranks)
+
+
+def _optimizer_tensors(
+    model: Transformer, optimizer: torch.optim.Optimizer
+) -> tuple[Tensors, list[dict[str, Any]]]:
+    """State by parameter name, and the groups with names in place of parameters."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors = {
+        f"{names[parameter]}/{key}": torch.as_tensor(value)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+    groups = [
+        {**group, "params": [names[p] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return tensors, groups
+
+
+def _load_optimizer(
+    path: Path,
+    groups: list[dict[str, Any]],
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    _, own = _optimizer_tensors(model, optimizer)
+    if [g["params"] for g in groups] != [g["params"] for g in own]:
+        raise ValueError(f"{path} is of an optimizer with other parameter groups")
+    tensors = load_file(path / "optimizer.safetensors")
+    number = {n: i for i, n in enumerate(n for g in groups for n in g["params"])}
+    state: dict[int, Tensors] = {}
+    for full, value in tensors.items():
+        name, key = full.rsplit("/", 1)
+        state.setdefault(number[name], {})[key] = value
+    numbered = [{**g, "params": [number[n] for n in g["params"]]} for g in groups]
+    optimizer.load_state_dict({"state": state, "param_groups": numbered})
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest step first."""
+    named = (p for p in folder.iterdir() if re.fullmatch(r"step-\d{8}", p.name))
+    return sorted(named)
+
+
+def _fingerprint(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stat().st_size, digest
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _point(folder: Path, name: str) -> None:
+    _flush(folder)
+    pointer = folder / ".latest"
+    pointer.write_text(f"{name}\n")
+    _flush(pointer)
+    pointer.replace(folder / "latest")
+    _flush(folder)
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    others = [p.name for p in _checkpoints(path.parent) if p != path]
+    hint = (
+        f"; to go on from {others[-1]}, write that name into latest" if others else ""
+    )
+    return ValueError(f"{path} is damaged: it {why}{hint}")
