@@ -1,11 +1,11 @@
 """Checkpoints that exist whole or not at all, and from which a run goes on exactly.
 
-    run/latest                        the name of the folder below that counts
-    run/step-00000100/about.json      step, model, run state, length and digest of the rest
-    run/step-00000100/*.safetensors   weights, optimizer state, and each rank's own state
+    run/latest                       the name of the folder below that counts
+    run/step-00000100/about.json     step, model, run state, length and digest of files
+    run/step-00000100/*.safetensors  weights, optimizer state, each rank's own state
 
-All files are written and flushed into a temporary folder, the folder gets its name, and
-only then does `latest` move. Killed anywhere in between, the previous checkpoint counts.
+All files are written and flushed into a temporary folder, the folder gets its name,
+and only then does `latest` move. Killed anywhere in between, the one before counts.
 """
 
 import dataclasses
@@ -139,8 +139,8 @@ def read_about(path: Path) -> dict[str, Any]:
         files = about["files"]
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, f"has no readable about.json ({error})") from error
-    if about["format"] != FORMAT:
-        raise _damaged(path, f"has format {about['format']}, and this reads {FORMAT}")
+    if (found := about.get("format")) != FORMAT:
+        raise _damaged(path, f"has format {found}, and this reads {FORMAT}")
     for name, (size_bytes, digest) in files.items():
         file = path / name
         if not file.is_file():
@@ -197,7 +197,7 @@ def _optimizer_tensors(
     model: Transformer, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, list[dict[str, Any]]]:
     """State by parameter name, and the groups with names in place of parameters."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     tensors = {
         f"{names[parameter]}/{key}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()
