@@ -90,7 +90,7 @@ def _job(
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend={backend!r}: one of {', '.join(BACKENDS)}, or None")
     try:
-        function, files = pickling.dumps((fn, args))
+        function, sources = pickling.dumps((fn, args))
     except Exception as error:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} or its arguments cannot be sent to another "
@@ -98,7 +98,7 @@ def _job(
         ) from error
     return {
         "function": function,
-        "sources": pickling.cell_sources(files),
+        "sources": sources,
         "ranks": ranks,
         "timeout": float(timeout),
         "backend": backend,

@@ -2,8 +2,8 @@
 
 cloudpickle sends functions and classes of notebook cells and scripts by value, but
 it blanks their file names, so a traceback in a rank could not show the reader's own
-lines. This pickler keeps the names, and :func:`cell_sources` collects the text of
-those files that exist only in a notebook.
+lines. This pickler keeps the names. What was typed in a notebook has no file: it is
+named after its cell, and its text travels along.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class Pickler(cloudpickle.Pickler):
     """cloudpickle, with file names kept and torch's operator namespaces by name."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.files: set[str] = set()
+        self.names: dict[str, str] = {}
         special: dict[type, Any] = {types.CodeType: self._reduce_code}
         if torch := sys.modules.get("torch"):
             special |= {type(torch.ops): _by_name, type(torch.classes): _by_name}
@@ -35,11 +35,12 @@ class Pickler(cloudpickle.Pickler):
         super().__init__(file, protocol=5)
 
     def _reduce_code(self, code: types.CodeType) -> tuple:
-        self.files.add(code.co_filename)
+        file, blank = code.co_filename, "<dynamic-code>"
+        if file not in self.names:
+            self.names[file] = known_as(file)
         build, arguments = internals._code_reduce(code)[:2]
-        blank = "<dynamic-code>"
         return build, tuple(
-            code.co_filename if isinstance(a, str) and a == blank else a
+            self.names[file] if isinstance(a, str) and a == blank else a
             for a in arguments
         )
 
@@ -56,8 +57,11 @@ def _look_up(name: str) -> Any:
     return found
 
 
-def dumps(value: Any) -> tuple[bytes, set[str]]:
-    """Pickle ``value``; returns the bytes and the files its code came from.
+Sources = dict[str, list[str]]
+
+
+def dumps(value: Any) -> tuple[bytes, Sources]:
+    """Pickle ``value``; returns the bytes, and the lines of code that has no file.
 
     The module that defines a function or class of the user's own is sent by value
     where that is possible, so that the ranks need not import it: a script without a
@@ -82,11 +86,12 @@ def dumps(value: Any) -> tuple[bytes, set[str]]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _dump(value: Any) -> tuple[bytes, set[str]]:
+def _dump(value: Any) -> tuple[bytes, Sources]:
     buffer = io.BytesIO()
     pickler = Pickler(buffer)
     pickler.dump(value)
-    return buffer.getvalue(), pickler.files
+    cells = {n: linecache.getlines(f) for f, n in pickler.names.items() if n != f}
+    return buffer.getvalue(), cells
 
 
 def _home(value: Any) -> str | None:
@@ -106,30 +111,15 @@ def _is_users(module: types.ModuleType) -> bool:
     return not installed & set(Path(file).resolve().parents)
 
 
-def cell_sources(files: set[str]) -> dict[str, tuple[str, list[str]]]:
-    """The text of files that exist only in this process.
-
-    Returns:
-        For each such file name, the name a reader knows it by (``Cell In[5]``) and
-        its lines.
-    """
-    sources = {}
-    for file in files:
-        lines = linecache.getlines(file)
-        if lines and not Path(file).exists():
-            sources[file] = (_cell_name(file), lines)
-    return sources
-
-
-def _cell_name(file: str) -> str:
+def known_as(file: str) -> str:
+    """What the reader calls a file of code: a notebook's cell by its number."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython else None
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return f"Cell In[{numbers[file]}]" if file in numbers else file
 
 
-def restore_sources(sources: dict[str, tuple[str, list[str]]]) -> None:
-    """Give a rank's tracebacks the text that :func:`cell_sources` collected."""
-    for file, (_, lines) in sources.items():
-        size = sum(map(len, lines))
-        linecache.cache[file] = (size, None, lines, file)
+def restore(sources: Sources) -> None:
+    """Give this process's tracebacks the lines that :func:`dumps` collected."""
+    for file, lines in sources.items():
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)

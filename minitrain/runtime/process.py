@@ -34,9 +34,8 @@ def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
     fault = open(os.path.join(folder, f"fault{rank}"), "w")  # noqa: SIM115
     faulthandler.enable(fault)
     torch.set_num_threads(job["threads"])
-    pickling.restore_sources(job["sources"])
-    names = {file: name for file, (name, _) in job["sources"].items()}
-    helper = Helper(control, job["timeout"], names)
+    pickling.restore(job["sources"])
+    helper = Helper(control, job["timeout"])
     status = 0
     try:
         _join(rank, job, folder)
@@ -45,7 +44,7 @@ def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
         _save(function(*arguments), os.path.join(folder, f"result{rank}"))
         helper.finish()
     except BaseException as error:
-        helper.say("failed", describe(error, names))
+        helper.say("failed", describe(error))
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,14 +89,11 @@ def _returned() -> None:
 class Helper(threading.Thread):
     """Answers the supervisor while the main thread runs or blocks."""
 
-    def __init__(
-        self, control: socket.socket, timeout: float, names: dict[str, str]
-    ) -> None:
+    def __init__(self, control: socket.socket, timeout: float) -> None:
         super().__init__(daemon=True, name="minitrain-helper")
         self.leave = threading.Event()
         self._control = control
         self._timeout = timeout
-        self._names = names
         self._sending = threading.Lock()
         self._finished = False
         self._recorder = stall.Recorder()
@@ -131,8 +127,7 @@ class Helper(threading.Thread):
 
     def report(self) -> stall.Report:
         """What the main thread is doing now."""
-        frame = stall.main_frame()
-        place = stall.users_line(frame, self._names)
+        place = stall.users_line(stall.main_frame())
         if self._finished:
             return stall.Report(place=place, finished=True)
         return stall.Report(self._recorder.waits(), place)
@@ -151,9 +146,9 @@ class Helper(threading.Thread):
 # ------------------------------------------------------------------ tracebacks
 
 
-def describe(error: BaseException, names: dict[str, str]) -> dict[str, Any]:
+def describe(error: BaseException) -> dict[str, Any]:
     """An exception as data: its type, its traceback, and whether a peer caused it."""
-    text, message = "".join(_trace(error, names)), str(error)
+    text, message = "".join(_trace(error)), str(error)
     if short := _mismatch(message):
         text, message = text.replace(message, short), short
     return {
@@ -200,20 +195,20 @@ def _call(operator: str, shape: str, dtype: str) -> str:
     return operator.lower() + tensor
 
 
-def _trace(error: BaseException, names: dict[str, str]) -> list[str]:
+def _trace(error: BaseException) -> list[str]:
     """Format a traceback without this machine's paths and this module's frames."""
     whole = traceback.TracebackException.from_exception(error)
     chain: list[Any] = [whole]
     while chain:
         part = chain.pop()
         part.stack = traceback.StackSummary.from_list(
-            [_rename(f, names) for f in part.stack if f.filename != __file__]
+            [_rename(f) for f in part.stack if f.filename != __file__]
         )
         chain += [p for p in (part.__cause__, part.__context__) if p]
     return list(whole.format())
 
 
-def _rename(frame: traceback.FrameSummary, names: dict[str, str]) -> Any:
+def _rename(frame: traceback.FrameSummary) -> Any:
     linecache.lazycache(frame.filename, {})
     _ = frame.line  # read the source before the file gets another name
     file = frame.filename
@@ -221,5 +216,4 @@ def _rename(frame: traceback.FrameSummary, names: dict[str, str]) -> Any:
         if file.startswith(base + os.sep):
             frame.filename = os.path.relpath(file, base)
             break
-    frame.filename = names.get(file, frame.filename)
     return frame

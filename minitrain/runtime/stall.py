@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from minitrain.runtime import pickling
+
 DTYPES = {  # what the flight recorder and the checker call torch's dtypes
     "Float": "float32",
     "Double": "float64",
@@ -195,18 +197,14 @@ def main_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def users_line(frame: FrameType | None, names: dict[str, str]) -> str:
-    """The innermost line outside torch and this runtime: ``file:line in function``.
-
-    Args:
-        names: What the reader calls files that exist only in a notebook.
-    """
+def users_line(frame: FrameType | None) -> str:
+    """The innermost line outside torch and this runtime: ``file:line in function``."""
     while frame and _hidden(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "its start"
     code = frame.f_code
-    file = names.get(code.co_filename) or os.path.basename(code.co_filename)
+    file = os.path.basename(pickling.known_as(code.co_filename))
     return f"{file}:{frame.f_lineno} in {code.co_name}"
 
 
