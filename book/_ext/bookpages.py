@@ -6,9 +6,11 @@ the reference of every module of a package; and the formulas of the calculating 
 printed from the library.
 """
 
+import html
 import importlib
 import json
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from tojs import to_js
 
+LABEL = re.compile(r'<svg [^>]*aria-label="([^"]*)"')
 PATHS = {"core": "primary", "deep dive": "info", "catalogue": "secondary"}
 
 
@@ -91,7 +94,8 @@ class Parts(MystDirective):
         self.env.note_dependency(str(path))
         lines = ["::::{grid} 1 2 2 3", ":gutter: 3", ":class-container: parts", ""]
         for part in yaml.safe_load(path.read_text()):
-            lines += [f":::{{grid-item-card}} {part['title']}", part["about"], ""]
+            head = f":::{{grid-item-card}} {part['title']}"
+            lines += [head, ":shadow: none", "", part["about"], ""]
             for number, (name, title) in part["chapters"].items():
                 written = f"notebooks/{name}" in self.env.found_docs
                 text = f"{{doc}}`{title} </notebooks/{name}>`" if written else title
@@ -139,6 +143,51 @@ def page(
         app.add_js_file(None, body=formulas(), priority=300)
 
 
+def alt_text(app: Sphinx, doctree: nodes.document) -> None:
+    """Give a figure of the library the words that it carries itself.
+
+    A cell's metadata (`mystnb: image: alt`) goes before the figure's own label.
+    """
+    for image in doctree.findall(nodes.image):
+        path = Path(app.srcdir, image["uri"].lstrip("/"))
+        if image.get("alt") or path.suffix != ".svg" or not path.is_file():
+            continue
+        if label := LABEL.search(path.read_text()[:4000]):
+            image["alt"] = html.unescape(label[1])
+
+
+def public_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
+    """Resolve a name by which a package offers what one of its modules defines.
+
+    `minitrain.launch` is documented where it is defined, in `minitrain.runtime`.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    for name in (target, f"{node.get('py:module')}.{target}"):
+        defined = definition(name)
+        if defined and defined != name:
+            role, source = node.get("reftype", "obj"), node.get("refdoc")
+            domain = env.get_domain("py")
+            return domain.resolve_xref(
+                env, source, app.builder, role, defined, node, text
+            )
+    return None
+
+
+def definition(name: str) -> str:
+    """The full name under which an object of minitrain is defined, if it is one."""
+    package, _, attribute = name.rpartition(".")
+    if not package.startswith("minitrain"):
+        return ""
+    try:
+        found = getattr(importlib.import_module(package), attribute)
+    except (ImportError, AttributeError):
+        return ""
+    module, qualname = (getattr(found, a, "") for a in ("__module__", "__qualname__"))
+    return f"{module}.{qualname}" if module and qualname else ""
+
+
 def is_thebe(script: Any) -> bool:
     """Whether a script belongs to thebe, which this book does not use."""
     return "thebe" in f"{script}{getattr(script, 'attributes', '')}".lower()
@@ -154,5 +203,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("chapter", Chapter)
     app.add_directive("parts", Parts)
     app.add_directive("modules", Modules)
+    app.connect("doctree-read", alt_text)
+    app.connect("missing-reference", public_name)
     app.connect("html-page-context", page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
