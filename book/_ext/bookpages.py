@@ -114,6 +114,8 @@ class Modules(MystDirective):
         """Write one automodule for each module that has a public name."""
         lines: list[str] = []
         for name in module_names(self.arguments[0]):
+            if name != self.arguments[0]:
+                lines += [f":::{{rubric}} {name}", ":class: module", ":::", ""]
             lines += [
                 "```{eval-rst}",
                 f".. automodule:: {name}",
@@ -154,6 +156,26 @@ def alt_text(app: Sphinx, doctree: nodes.document) -> None:
             continue
         if label := LABEL.search(path.read_text()[:4000]):
             image["alt"] = html.unescape(label[1])
+
+
+def docstring(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Read docstrings as they are meant, where Sphinx would read them otherwise.
+
+    An indented block of a module's docstring is literal, as in Markdown; and the words
+    before a colon, in an attribute's, are no type.
+    """
+    if what == "module":
+        blocks = [
+            i
+            for i, line in enumerate(lines)
+            if line.startswith("    ") and i and not lines[i - 1].strip()
+        ]
+        for i in reversed(blocks):
+            lines[i:i] = ["::", ""]
+    elif what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # an empty comment, in which no type is found
 
 
 def public_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
@@ -204,6 +226,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("parts", Parts)
     app.add_directive("modules", Modules)
     app.connect("doctree-read", alt_text)
+    app.connect("autodoc-process-docstring", docstring, priority=400)
     app.connect("missing-reference", public_name)
     app.connect("html-page-context", page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
