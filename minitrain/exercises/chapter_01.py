@@ -1,5 +1,6 @@
 """Exercises of chapter 1: messages between processes."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,11 @@ import torch
 
 from minitrain import launch
 from minitrain.exercises.framework import Case, Exercise
+
+
+def star_wire_bytes(payload_bytes: int, ranks: int) -> int:
+    """Bytes that rank 0 sends when it sums for all and hands the sum to each."""
+    return (ranks - 1) * payload_bytes
 
 
 def ring_wire_bytes(payload_bytes: int, ranks: int) -> int:
@@ -56,7 +62,76 @@ def _worlds(draw: random.Random) -> Iterator[Case]:
     yield 4, draw.randint(1000, 2000)
 
 
+def coordinates(rank: int, sizes: list[int]) -> list[int]:
+    """The place of a rank in a mesh whose last axis is the fastest."""
+    place = []
+    for size in reversed(sizes):
+        rank, index = divmod(rank, size)
+        place.append(index)
+    return place[::-1]
+
+
+def _meshes(draw: random.Random) -> Iterator[Case]:
+    yield 5, [2, 4]
+    yield 0, [1]
+    yield 7, [8, 1, 1]  # axes of size 1
+    for _ in range(17):
+        sizes = [draw.randint(1, 5) for _ in range(draw.randint(1, 4))]
+        yield draw.randrange(math.prod(sizes)), sizes
+
+
+def shifted(ranks: int, elements: int) -> list[torch.Tensor]:
+    """What every rank gets when each sends its tensor to the next, in a ring."""
+    return [_own((rank - 1) % ranks, elements) for rank in range(ranks)]
+
+
+Program = list[tuple[str, int]]
+
+
+def finishes(programs: list[Program]) -> bool:
+    """Whether ranks that block in each send until it is received all come to an end.
+
+    `programs[rank]` lists the operations of a rank, `("send", to)` and
+    `("recv", source)`, in the order in which it makes them.
+    """
+    at = [0] * len(programs)
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            if at[rank] == len(program) or program[at[rank]][0] != "send":
+                continue
+            peer = program[at[rank]][1]
+            if programs[peer][at[peer] :][:1] == [("recv", rank)]:
+                at[rank], at[peer], moved = at[rank] + 1, at[peer] + 1, True
+    return all(i == len(program) for i, program in zip(at, programs, strict=True))
+
+
+def _programs(draw: random.Random) -> Iterator[Case]:
+    yield ([[("send", 1), ("recv", 1)], [("send", 0), ("recv", 0)]],)
+    yield ([[("send", 1), ("recv", 1)], [("recv", 0), ("send", 0)]],)
+    yield ([[("send", 1)], []],)  # nobody receives
+    yield ([[], []],)
+    ring = [[("send", (r + 1) % 3), ("recv", (r - 1) % 3)] for r in range(3)]
+    yield (ring,)
+    yield ([ring[0], ring[1], ring[2][::-1]],)  # one rank receives first
+    for _ in range(24):
+        ranks = draw.randint(2, 4)
+        programs: list[Program] = [[] for _ in range(ranks)]
+        for _ in range(draw.randint(1, 6)):
+            source, to = draw.sample(range(ranks), 2)
+            programs[source].append(("send", to))
+            programs[to].append(("recv", source))
+        if draw.random() < 0.6:
+            draw.shuffle(programs[draw.randrange(ranks)])
+        yield (programs,)
+
+
 EXERCISES = (
+    Exercise("star_wire_bytes", star_wire_bytes, _payloads),
     Exercise("ring_wire_bytes", ring_wire_bytes, _payloads),
+    Exercise("coordinates", coordinates, _meshes),
+    Exercise("finishes", finishes, _programs),
+    Exercise("shift", shifted, _worlds, run=_in_ranks, tolerance=1e-12),
     Exercise("ring_all_reduce", summed, _worlds, run=_in_ranks, tolerance=1e-12),
 )
