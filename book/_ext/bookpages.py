@@ -23,6 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 from tojs import to_js
 
 LABEL = re.compile(r'<svg [^>]*aria-label="([^"]*)"')
+SEVERAL = re.compile(r":(ivar|param) \w+(, \w+)+:")
 PATHS = {"core": "primary", "deep dive": "info", "catalogue": "secondary"}
 
 
@@ -178,6 +179,18 @@ def docstring(
         lines[:0] = ["..", ""]  # an empty comment, in which no type is found
 
 
+def shared_lines(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Let a line of a docstring describe several names: `rank, world_size: ...`.
+
+    Napoleon has turned it into a field, whose first word would be read as a type.
+    """
+    for i, line in enumerate(lines):
+        if match := SEVERAL.match(line):
+            lines[i] = match[0].replace(", ", ",") + line[match.end() :]
+
+
 def public_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
     """Resolve a name by which a package offers what one of its modules defines.
 
@@ -227,6 +240,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("modules", Modules)
     app.connect("doctree-read", alt_text)
     app.connect("autodoc-process-docstring", docstring, priority=400)
+    app.connect("autodoc-process-docstring", shared_lines, priority=600)
     app.connect("missing-reference", public_name)
     app.connect("html-page-context", page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
