@@ -22,7 +22,7 @@ class Run:
         training_tokens: What it was trained on (the same).
         gpus: H100 SXM, eight to a host.
         peak_flops: Dense bf16 operations a second of one GPU (NVIDIA data sheet).
-        memory_bytes: Of one GPU (the same: 80 GB).
+        memory_bytes: Of one GPU: five stacks of 16 GiB, sold as 80 GB.
         network_bytes_per_second: One 400 Gbit/s adapter for each GPU, each way.
         batch_tokens: Tokens of one optimizer step over all GPUs.
         sequence: Tokens of one sequence.
@@ -35,7 +35,7 @@ class Run:
     gpus: int = 64
     gpus_per_host: int = 8
     peak_flops: float = 989e12
-    memory_bytes: int = 80 * 10**9
+    memory_bytes: int = 80 * 2**30
     network_bytes_per_second: float = 50e9
     batch_tokens: int = 4 * 2**20
     sequence: int = 8192

@@ -579,6 +579,7 @@ def ledger(
         memories = [e.memory_bytes for e in entries]
         unit = _byte_axis(left.xaxis, max([*memories, capacity or 0]), "memory a GPU")
         _waterfall(left, [b / unit for b in memories], [*map(bytes_text, memories)])
+        left.set_xlim(0, max([*memories, capacity or 0]) / unit * 1.28)
         seconds = [e.step_seconds for e in entries]
         _waterfall(right, seconds, ["" if s is None else f"{s:.3g} s" for s in seconds])
         if capacity:
