@@ -17,9 +17,19 @@ LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 # Parts from the ground up; a part imports itself and what stands above it in this list.
-LAYERS = ("display", "viz", "ledger", "runtime", "workload", "testing", "train", "exercises")
+LAYERS = (
+    "display",
+    "viz",
+    "ledger",
+    "runtime",
+    "workload",
+    "testing",
+    "trainer",
+    "train",
+    "exercises",
+)
 # The chapter in which a part is made; the others belong to every chapter.
-CHAPTER = {"runtime": 1, "workload": 2, "train": 2}
+CHAPTER = {"runtime": 1, "workload": 2, "trainer": 2, "train": 2}
 MOST_LINES_OF_A_FILE = 450
 MOST_LINES_OF_A_FUNCTION = 70
 MUTATORS = {"append", "extend", "add", "update", "setdefault", "pop", "clear", "insert"}
