@@ -37,7 +37,25 @@ function splitQuery(query) {
         return words
 
 
+def note_change(
+    app: Sphinx, env: Any, added: set[str], changed: set[str], removed: set[str]
+) -> list[str]:
+    """Remember whether any page is new."""
+    env.book_changed = bool(added | changed | removed)
+    return []
+
+
+def write_all(app: Sphinx, env: Any) -> list[str]:
+    """Write every page if one is new.
+
+    The search index forgets the glossary's terms of pages that are not written.
+    """
+    return sorted(env.found_docs) if env.book_changed else []
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Take the place of Sphinx's English."""
     languages["en"] = TermSearch
+    app.connect("env-get-outdated", note_change)
+    app.connect("env-updated", write_all)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -28,7 +28,8 @@ SURVEY = r"""
     links: texts(document.querySelectorAll("a[href]"), (e) => e.href),
     ids: texts(document.querySelectorAll("[id], a[name]"), (e) => e.id || e.name),
     searches: [...document.querySelectorAll("input[type=search], .search-button-field")]
-      .filter((e) => shown(e) && !e.closest("dialog") && !e.closest("article")).length,
+      .filter((e) => shown(e) && !e.closest("dialog") && !e.matches(".table-filter"))
+      .length,
     code: texts([...document.querySelectorAll("pre")].filter(shown), (e) => ({
       scrolls: e.scrollWidth > e.clientWidth + 1,
       columns: Math.max(...e.textContent.split("\n").map((line) => line.length)),
@@ -158,6 +159,8 @@ def phone(seen: Visit) -> list[str]:
 
 def one_search(seen: Visit) -> list[str]:
     count = seen.survey["searches"]
+    if seen.url.endswith("/search.html"):  # it shows the query in a box of its own
+        count -= 1
     return [] if count == 1 else [f"{count} search boxes"]
 
 

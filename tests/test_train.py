@@ -1,0 +1,433 @@
+"""The training program, run as a user runs it: the same numbers however it is cut."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minitrain import launch
+from minitrain.testing import assert_close
+from minitrain.train import parse, plan
+from minitrain.trainer import TrainConfig, Trainer, learning_rate, train
+from minitrain.workload.checkpoint import latest_checkpoint, read_about
+from minitrain.workload.step import placement
+
+WORDS = "the quick brown fox jumps over the lazy dog while it rains on the plain "
+TIMES = {"seconds", "tokens_per_second", "mfu"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("text")
+    for i in range(30):
+        words = WORDS.split()
+        lines = [" ".join(words[j % 7 :: i % 3 + 1]) for j in range(40)]
+        (root / f"{i:02d}.txt").write_text(f"chapter {i}\n" + "\n".join(lines))
+    return root
+
+
+@pytest.fixture
+def options(text: Path, tmp_path: Path) -> dict[str, Any]:
+    """A run of seconds: the tiny model, uneven micro-batches, odd batch sizes."""
+    cache = text.parent / "cache"
+    fixed = {"model": "tiny", "text": text, "cache": cache, "seq": 24, "batch": 7}
+    more = {"micro_batch": 2, "steps": 6, "warmup": 2, "sample_tokens": 4}
+    every = {"checkpoint_every": 3, "validate_every": 4, "peak_tflops": 1.0}
+    return {**fixed, **more, **every, "out": tmp_path / "run"}
+
+
+def command(options: dict[str, Any], *more: str) -> list[str]:
+    flags = [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
+    return [sys.executable, "-m", "minitrain", "train", *flags, *more]
+
+
+def run(options: dict[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(options, *more), capture_output=True, text=True, timeout=120
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that do not depend on the clock."""
+    return [{k: v for k, v in m.items() if k not in TIMES} for m in metrics(folder)]
+
+
+def in_ranks(options: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """Runs in processes that torch imported already; the program without its shell."""
+    job = plan(TrainConfig(**options), ranks)
+    launch(train, ranks, job)
+    return metrics(options["out"])
+
+
+def test_ranks_agree_with_one_process_step_by_step(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    one = in_ranks(options, 1)
+    assert one[-1]["validation_loss"] < one[0]["loss"]
+    for ranks in (2, 4):
+        some = in_ranks({**options, "out": tmp_path / str(ranks)}, ranks)
+        assert len(some) == len(one) == 6 + 2
+        for a, b in zip(some, one, strict=True):
+            assert a["step"] == b["step"]
+            for name in ("loss", "gradient_norm", "validation_loss"):
+                if name in b:
+                    assert a[name] == pytest.approx(b[name], rel=1e-4)
+            assert a.get("tokens") == b.get("tokens")
+
+
+def test_the_first_steps_are_those_of_plain_torch(options: dict[str, Any]) -> None:
+    """Oracle: one forward of the whole batch, torch's mean, AdamW and clipping."""
+    config = TrainConfig(**{**options, "steps": 3, "clip": 0.5})
+
+    def oracle_and_ours() -> tuple[list[float], list[float]]:
+        ours, oracle = Trainer(job), Trainer(job)
+        a, b = [], []
+        for step in range(3):
+            a.append(ours.step()[0]["loss"])
+            batch = oracle.loader.next_batch(config.batch)
+            logits = oracle.model(batch.tokens, batch.positions).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, batch.targets.flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(oracle.model.parameters(), 0.5)
+            for group in oracle.optimizer.param_groups:
+                group["lr"] = learning_rate(config, step)
+            oracle.optimizer.step()
+            oracle.optimizer.zero_grad()
+            b.append(loss.item())
+        return a, b
+
+    job = plan(config, 1)
+    ours, oracle = launch(oracle_and_ours, 1)[0]
+    assert_close(torch.tensor(ours), torch.tensor(oracle))
+
+
+def test_replicas_start_equal_and_are_marked(options: dict[str, Any]) -> None:
+    job = plan(TrainConfig(**options), 3)
+
+    def replicas() -> tuple[torch.Tensor, bool]:
+        from minitrain.trainer import data_parallel
+
+        trainer = Trainer(job)
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.add_(torch.distributed.get_rank())
+        data_parallel(trainer.model, trainer.mesh)
+        partial = [placement(p).partial for p in trainer.model.parameters()]
+        weight = trainer.model.blocks[0].mlp.up.weight.detach()
+        return weight, all(axes == {"dp"} for axes in partial)
+
+    (first, _), *others = launch(replicas, 3)
+    for weight, marked in others:
+        assert_close(weight, first, tol=0.0)
+        assert marked
+
+
+def test_decay_and_schedule(options: dict[str, Any]) -> None:
+    config = TrainConfig(warmup=4, steps=104, lr=1.0)
+    rates = [learning_rate(config, step) for step in range(104)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[54] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    job = plan(TrainConfig(**options), 1)
+
+    def groups() -> list[tuple[float, set[int]]]:
+        made = Trainer(job).optimizer.param_groups
+        return [(g["weight_decay"], {p.ndim for p in g["params"]}) for g in made]
+
+    assert launch(groups, 1)[0] == [(0.1, {2}), (0.0, {1})]
+
+
+@pytest.mark.parametrize("change", [{"recompute": True}, {"precision": "bf16"}])
+def test_recompute_changes_no_bit_and_bf16_little(
+    options: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    plain = in_ranks({**options, "steps": 3}, 2)
+    other = in_ranks({**options, "steps": 3, "out": tmp_path / "o", **change}, 2)
+    for a, b in zip(other, plain, strict=True):
+        if "loss" in b and "recompute" in change:
+            assert (a["loss"], a["gradient_norm"]) == (b["loss"], b["gradient_norm"])
+        elif "loss" in b:
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)
+            assert a["loss"] != b["loss"]
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
+    options: dict[str, Any],
+) -> None:
+    job = plan(TrainConfig(**options), 2)
+
+    def poisoned() -> tuple[bool, bool, bool]:
+        trainer = Trainer(job)
+        weight = trainer.model.blocks[0].mlp.up.weight
+        if torch.distributed.get_rank() == 1:
+            hook = weight.register_hook(lambda grad: grad * math.inf)
+        before = weight.detach().clone()
+        skipped = trainer.step()[0]["skipped"]
+        same = torch.equal(weight, before)
+        if torch.distributed.get_rank() == 1:
+            hook.remove()
+        return skipped, same, trainer.step()[0]["skipped"]
+
+    assert launch(poisoned, 2) == [(True, True, False)] * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kill_9_and_resume_is_the_same_run(
+    options: dict[str, Any], tmp_path: Path, ranks: int
+) -> None:
+    options = {**options, "ranks": ranks, "steps": 40}
+    whole = {**options, "out": tmp_path / "whole"}
+    assert run(whole).returncode == 0
+    with subprocess.Popen(command(options), stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: (options["out"] / "latest").exists())
+        process.kill()
+    folder = options["out"]
+    done = read_about(latest_checkpoint(folder))["step"]
+    assert done < 40
+    # Half a line, as a process that is killed while it writes may leave.
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 39, "lo')
+    resumed = subprocess.run(
+        [sys.executable, "-m", "minitrain", "train", f"--resume={folder}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert figures(folder) == figures(whole["out"])
+    assert weights_of(folder) == weights_of(whole["out"])
+
+
+def weights_of(folder: Path) -> list[Any]:
+    files = read_about(latest_checkpoint(folder))["files"]
+    return [files["model.safetensors"], files["optimizer.safetensors"]]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_resume_on_another_number_of_ranks(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    one = in_ranks(options, 1)
+    in_ranks({**options, "steps": 3, "out": tmp_path / "cut"}, 2)
+    again = parse([f"--resume={tmp_path / 'cut'}", "--steps=6"])
+    # The schedule is of another length; the data is what must go on.
+    launch(train, 3, plan(again, 3))
+    tokens = [m["tokens"] for m in metrics(tmp_path / "cut") if "tokens" in m]
+    assert tokens == [m["tokens"] for m in one if "tokens" in m]
+    state = read_about(latest_checkpoint(tmp_path / "cut"))["run"]["loader"]
+    assert state["samples"] == 42
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    options: dict[str, Any], ranks: int, number: signal.Signals
+) -> None:
+    options = {**options, "ranks": ranks, "steps": 100_000, "checkpoint_every": 10**6}
+    with subprocess.Popen(
+        command(options), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        folder = options["out"]
+        log = folder / "metrics.jsonl"
+        wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 3)
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    step = metrics(folder)[-1]["step"]
+    assert f"stopped after step {step}, with a checkpoint" in said
+    assert "Traceback" not in said
+    assert read_about(latest_checkpoint(folder))["step"] == step
+    assert not (folder / "stop").exists()
+
+
+def test_under_torchrun(options: dict[str, Any], tmp_path: Path) -> None:
+    expected = in_ranks({**options, "steps": 2, "out": tmp_path / "one"}, 1)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    rest = command({**options, "steps": 2})[1:]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node=2", *rest],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [m["loss"] for m in metrics(options["out"]) if "loss" in m]
+    assert losses == pytest.approx([m["loss"] for m in expected if "loss" in m])
+
+
+def test_a_file_gives_options_and_the_command_line_wins(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "gpt2"\nsteps = 7\nrecompute = true\nlr = 1e-4\n')
+    config = parse(["--steps=9", f"--config={file}"])
+    got = (config.model, config.steps, config.recompute, config.lr)
+    assert got == ("gpt2", 9, True, 1e-4)
+    job = plan(TrainConfig(**{**options, "recompute": True}), 1)
+    again = parse([f"--resume={job.folder}", "--batch=3"])
+    assert (again.batch, again.recompute, again.seq) == (3, True, 24)
+
+
+def empty(folder: Path) -> str:
+    (folder / "empty").mkdir()
+    return f"--text={folder / 'empty'}"
+
+
+def not_text(folder: Path) -> str:
+    (folder / "bytes").mkdir()
+    (folder / "bytes" / "a").write_bytes(b"\xff\xfe")
+    return f"--text={folder / 'bytes'}"
+
+
+def occupied(folder: Path) -> str:
+    (folder / "precious").write_text("mine")
+    return f"--out={folder}"
+
+
+def not_a_folder(folder: Path) -> str:
+    (folder / "file").write_text("mine")
+    return f"--out={folder / 'file' / 'run'}"
+
+
+def wrong_file(folder: Path) -> str:
+    (folder / "x.toml").write_text("stepz = 4")
+    return f"--config={folder / 'x.toml'}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("--model=gpt5", "no model is called 'gpt5'; there is"),
+        ("--stepz=4", "Unrecognized options: --stepz"),
+        ("--steps=many", "invalid literal for int"),
+        ("--precision=fp8", "invalid choice 'fp8'"),
+        ("--steps=0", "--steps 0 must be at least 1"),
+        ("--batch=0", "--batch 0 must be at least 1"),
+        ("--seq=129", "--seq 129 is more than the most that tiny takes, 128"),
+        ("--text=/nowhere/at/all", "is not a folder"),
+        ("--resume=/nowhere/at/all", "holds no run to go on with"),
+        ("--config=/nowhere.toml", "cannot read /nowhere.toml"),
+        (wrong_file, "Unrecognized options: --stepz"),
+        (empty, "no text in"),
+        (not_text, "1 files are not UTF-8"),
+        (occupied, "is not empty; choose another --out, or go on"),
+        (not_a_folder, "cannot write the run"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    options: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    bad: str | Callable[[Path], str],
+    message: str,
+) -> None:
+    from minitrain.__main__ import main
+
+    flag = bad if isinstance(bad, str) else bad(tmp_path)
+    before = sorted(p for p in tmp_path.rglob("*"))
+    keep = {k: v for k, v in options.items() if not flag.startswith(f"--{k}=")}
+    if "resume" in flag:
+        keep.pop("out")
+    assert main(["train", *command(keep)[4:], flag]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("error: ")
+    assert message in said
+    assert sorted(p for p in tmp_path.rglob("*")) == before
+
+
+def test_what_cannot_be_resumed_is_one_line(
+    options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from minitrain.train import main
+
+    in_ranks({**options, "steps": 2}, 1)
+    folder = options["out"]
+    path = latest_checkpoint(folder)
+    content = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.txt").write_text(WORDS * 99)
+    for flags, message in (
+        ([], "is at step 2 of 2; give more --steps"),
+        (["--model=laptop"], "another model: head_dim"),
+        ([f"--text={other}", "--steps=9"], "trained on another text"),
+        (["--seq=12", "--steps=9"], "cannot resume the data: epoch_samples was"),
+        (["--out=elsewhere"], "leave out --out"),
+    ):
+        assert main([f"--resume={folder}", *flags]) == 2
+        said = capfd.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert main([f"--resume={folder}", "--steps=9"]) == 2
+    assert "is damaged" in capfd.readouterr().err
+    weights.write_bytes(content[weights])
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == content
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from minitrain import train as program
+    from minitrain.workload import checkpoint
+
+    saved = []
+
+    def full(*arguments: Any) -> None:
+        saved.append(arguments)
+        if len(saved) > 3:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    real = checkpoint.save_file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        assert program.main(command(options)[4:]) == 1
+    torch.distributed.destroy_process_group()
+    assert "error: [Errno 28] No space left" in capfd.readouterr().err
+    assert read_about(latest_checkpoint(options["out"]))["step"] == 3
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    from minitrain.__main__ import main
+
+    assert main(["--help"]) == 0
+    assert "train  train a language model" in capsys.readouterr().out
+    assert main(["trian"]) == 2
+    assert "no command is called 'trian'; there is train" in capsys.readouterr().err
+    assert main([]) == 2
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "--micro-batch" in capsys.readouterr().out
+
+
+def test_commands_import_nothing_early() -> None:
+    code = "import sys, minitrain.__main__; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "False\n"
