@@ -10,6 +10,8 @@ from torch import nn
 
 from minitrain import show, trace, viz
 from minitrain.display import Table, bytes_text
+from minitrain.viz.figure import LOOKS, PALETTE
+from minitrain.viz.time import _busy, _lanes, _moments
 
 KIB = 1024
 
@@ -97,11 +99,11 @@ def test_a_figure_names_units_and_values(name, labels):
 
 
 def test_kinds_differ_without_colour():
-    looks = [viz.LOOKS[kind] for kind in list(viz.LOOKS)[:6]]
+    looks = [LOOKS[kind] for kind in list(LOOKS)[:6]]
     plain = [colour for colour, hatch in looks if not hatch]
     assert len({hatch for _, hatch in looks if hatch}) == 4
     for palette in ("light", "dark"):  # the unhatched ones differ in lightness
-        grey = [lightness(getattr(viz.PALETTE[colour], palette)) for colour in plain]
+        grey = [lightness(getattr(PALETTE[colour], palette)) for colour in plain]
         assert abs(grey[0] - grey[1]) > 0.15
 
 
@@ -112,14 +114,14 @@ def lightness(colour):
 
 def test_a_skyline_of_many_steps_keeps_its_peak():
     changes = [(i, "activations", 1 if i < 700 else -1) for i in range(1, 1400)]
-    moments = viz._moments(changes, 50)
+    moments = _moments(changes, 50)
     assert len(moments) <= 53
     assert max(live["activations"] for _, live in moments) == 699
     assert moments[0] == (0, {"activations": 0}) or moments[0][1]["activations"] > 0
 
 
 def test_what_was_there_before_stands_at_the_left_edge():
-    moments = viz._moments([(0.0, "parameters", 5), (0.0, "other", 2)], 600)
+    moments = _moments([(0.0, "parameters", 5), (0.0, "other", 2)], 600)
     assert moments[0] == (0, {"parameters": 5, "other": 2})
 
 
@@ -140,8 +142,8 @@ def test_computing_excludes_what_was_waited_for():
         message("send", 0.1, 0.2),
         message("all_reduce", 0.15, 0.5, None, 0.1),
     ]
-    assert viz._busy(t) == [(0.0, 0.1), (0.2, 0.4), (0.5, 0.6)]
-    assert [lane for _, lane, _ in viz._lanes(t.messages)] == [0, 1]
+    assert _busy(t) == [(0.0, 0.1), (0.2, 0.4), (0.5, 0.6)]
+    assert [lane for _, lane, _ in _lanes(t.messages)] == [0, 1]
 
 
 def test_traffic_refuses_what_is_not_square():
