@@ -2,25 +2,30 @@
 
 `{chapter}`, the box at the head of a chapter, with the minutes that were measured;
 `{parts}`, the book's parts as cards that know which chapters are written; `{modules}`,
-the reference of every module of a package; and the formulas of the calculating pages,
-printed from the library.
+the reference of every module of a package; `{formula}` and `{numbers}`, the library's
+closed forms and what they say of a model.
 """
 
+import ast
 import html
 import importlib
+import inspect
 import json
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fit
 import yaml
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-from tojs import to_js
+
+from minitrain.workload import formulas
 
 LABEL = re.compile(r'<svg [^>]*aria-label="([^"]*)"')
 SEVERAL = re.compile(r":(ivar|param) \w+(, \w+)+:")
@@ -127,6 +132,67 @@ class Modules(MystDirective):
         return self.myst(lines)
 
 
+class Formula(MystDirective):
+    """`{formula} parameter_count`: a closed form of the library, as the code that runs.
+
+    The argument names a function of `minitrain.workload.formulas`.
+    """
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Write its first sentence and its body."""
+        name = self.arguments[0]
+        function = getattr(formulas, name, None)
+        if function is None:
+            raise self.error(f"minitrain.workload.formulas has no '{name}'")
+        self.env.note_dependency(inspect.getfile(function))
+        sentence = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+        link = f"{{py:func}}`{name} <minitrain.workload.formulas.{name}>`"
+        lines = [f"{link}: {sentence}", "", "```python", *body_of(function), "```"]
+        return self.myst(lines, "formula")
+
+
+def body_of(function: Any) -> list[str]:
+    """The lines of a function after its docstring."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    definition = ast.parse("\n".join(lines)).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    first = 1 if ast.get_docstring(definition) else 0
+    start = definition.body[first].lineno - 1
+    return textwrap.dedent("\n".join(lines[start:])).splitlines()
+
+
+class Numbers(MystDirective):
+    """`{numbers} gpt2 llama3-8b`: what the closed forms say of some models."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Write a table with a column for each model."""
+        models = " ".join(self.content).split()
+        found = [fit.numbers(name) for name in models]
+        rows = {
+            "parameters": [f"{n['parameters'] / 1e9:,.2f} billion" for n in found],
+            "sequence, tokens": [f"{n['seq']:,}" for n in found],
+            "model FLOPs a token": [
+                f"{n['token_flops'] / 1e9:,.1f} GFLOPs" for n in found
+            ],
+            "of them attention": [f"{n['attention_share']:.0%}" for n in found],
+            "state, 16 bytes a parameter": [gib(n["state_bytes"]) for n in found],
+            "saved for backward": [gib(n["saved_bytes"]) for n in found],
+            "the same, recomputing": [gib(n["recompute_bytes"]) for n in found],
+        }
+        lines = ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+        return self.myst(lines, "numbers")
+
+
+def gib(count: int) -> str:
+    """Bytes in GiB."""
+    return f"{count / 2**30:,.1f} GiB"
+
+
 def module_names(package: str) -> list[str]:
     """The public modules of `package`, the package itself first."""
     module = importlib.import_module(package)
@@ -143,7 +209,8 @@ def page(
     scripts = context.get("script_files", [])
     context["script_files"] = [s for s in scripts if not is_thebe(s)]
     if name == "book/will_it_fit":
-        app.add_js_file(None, body=formulas(), priority=300)
+        app.add_js_file(None, body=fit.javascript(), priority=300)
+        app.add_js_file("fit.js")
 
 
 def alt_text(app: Sphinx, doctree: nodes.document) -> None:
@@ -194,19 +261,35 @@ def shared_lines(
 def public_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
     """Resolve a name by which a package offers what one of its modules defines.
 
-    `minitrain.launch` is documented where it is defined, in `minitrain.runtime`.
+    `minitrain.launch` is documented where it is defined, in `minitrain.runtime`. A bare
+    name, of an annotation that was imported for types only, may stand for the one
+    object that is called so.
     """
     if node.get("refdomain") != "py":
         return None
-    target = node["reftarget"]
-    for name in (target, f"{node.get('py:module')}.{target}"):
-        defined = definition(name)
-        if defined and defined != name:
-            role, source = node.get("reftype", "obj"), node.get("refdoc")
-            domain = env.get_domain("py")
-            return domain.resolve_xref(
-                env, source, app.builder, role, defined, node, text
-            )
+    domain, target = env.get_domain("py"), node["reftarget"]
+    names = {definition(target), definition(f"{node.get('py:module')}.{target}")}
+    if "." not in target:
+        same = {n for n in domain.objects if n.endswith(f".{target}")}
+        names |= same if len(same) == 1 else set()
+    for name in sorted(names - {"", target}):
+        role, source = node.get("reftype", "obj"), node.get("refdoc")
+        return domain.resolve_xref(env, source, app.builder, role, name, node, text)
+    return None
+
+
+def singular(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
+    """Resolve `{term}` for the plural of a term of the glossary, or for a capital."""
+    if (node.get("refdomain"), node.get("reftype")) != ("std", "term"):
+        return None
+    term = node["reftarget"].lower()
+    domain = env.get_domain("std")
+    for name in (term, term.removesuffix("s"), term.removesuffix("es")):
+        reference = domain.resolve_xref(
+            env, node.get("refdoc"), app.builder, "term", name, node, text
+        )
+        if reference is not None:
+            return reference
     return None
 
 
@@ -228,19 +311,17 @@ def is_thebe(script: Any) -> bool:
     return "thebe" in f"{script}{getattr(script, 'attributes', '')}".lower()
 
 
-def formulas() -> str:
-    """The JavaScript of the library's closed forms, and the presets they apply to."""
-    return ""
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directives and the hook."""
     app.add_directive("chapter", Chapter)
     app.add_directive("parts", Parts)
     app.add_directive("modules", Modules)
+    app.add_directive("formula", Formula)
+    app.add_directive("numbers", Numbers)
     app.connect("doctree-read", alt_text)
     app.connect("autodoc-process-docstring", docstring, priority=400)
     app.connect("autodoc-process-docstring", shared_lines, priority=600)
     app.connect("missing-reference", public_name)
+    app.connect("missing-reference", singular)
     app.connect("html-page-context", page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

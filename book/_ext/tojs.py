@@ -223,6 +223,8 @@ class _Printer:
             case _:
                 raise self.refuse(node)
         if name in self.known:
+            if self.globals.get(name) is not self.known[name]:
+                raise self.refuse(node)  # another function of that name
             return f"{name}({', '.join(self.arguments(node, self.known[name]))})"
         several = name not in ("max", "min") or len(node.args) > 1
         if name in BUILTIN and several and not node.keywords:
