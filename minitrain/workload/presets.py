@@ -38,10 +38,10 @@ PRESETS = MappingProxyType(
             vocab_size=512, layers=2, hidden=64, heads=4, kv_heads=2, max_seq=128
         ),
         "laptop": ModelConfig(
-            vocab_size=2048, layers=4, hidden=256, heads=8, kv_heads=4, max_seq=256
+            vocab_size=2048, layers=4, hidden=128, heads=4, kv_heads=2, max_seq=128
         ),
         "laptop-gpt2": _gpt(
-            vocab_size=2048, layers=4, hidden=256, heads=8, max_seq=256
+            vocab_size=2048, layers=4, hidden=128, heads=4, max_seq=128
         ),
         "laptop-large": ModelConfig(
             vocab_size=8192, layers=8, hidden=512, heads=8, kv_heads=4, max_seq=512

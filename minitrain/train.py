@@ -1,0 +1,227 @@
+"""The training program: a real model, real text, one process or many.
+
+    python -m minitrain train                        one device
+    python -m minitrain train --ranks 4              four processes on this machine
+    torchrun --nproc-per-node 8 -m minitrain train   the ranks that torchrun gives
+
+Everything that can be checked without ranks is checked here, by `plan`; each rank then
+runs `minitrain.trainer.train`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from minitrain import options, runtime
+from minitrain.trainer import Job, Metrics, TrainConfig, train
+from minitrain.workload.checkpoint import check_model, latest_checkpoint, read_about
+from minitrain.workload.config import ModelConfig
+from minitrain.workload.costs import parameters
+from minitrain.workload.dataset import open_data, prepare
+from minitrain.workload.loader import Loader
+from minitrain.workload.presets import preset
+from minitrain.workload.text import scan
+
+INTERRUPTED = 130  # exit code of a run that was asked to stop, as shells give it
+
+
+def main(args: list[str]) -> int:
+    """Runs `python -m minitrain train`; returns the exit code.
+
+    0: done. 130: stopped by a signal, with a checkpoint. 2: the options or files make
+    no sense, and nothing was changed. 1: the run failed.
+    """
+    try:
+        config = parse(args)
+        job = _plan_here(config) if config.ranks > 1 else _plan_together(config)
+    except ValueError as error:
+        return _fail(error, 2)
+    try:
+        with stop_on_signal(job.folder / "stop"):
+            metrics = _start(job)
+    except KeyboardInterrupt:
+        return _fail(f"stopped at once; go on: --resume {job.folder}", INTERRUPTED)
+    except (OSError, runtime.LaunchError) as error:
+        return _fail(error, 1)
+    if not metrics["stopped"]:
+        return 0
+    where = f"stopped after step {metrics['step']}, with a checkpoint"
+    return _fail(f"{where}; go on: --resume {job.folder}", INTERRUPTED)
+
+
+def _start(job: Job) -> Metrics:
+    ranks = job.config.ranks
+    if ranks == 1:
+        return train(job)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return runtime.launch(train, ranks, job, timeout=600.0, threads=threads)[0]
+
+
+def _plan_here(config: TrainConfig) -> Job:
+    if dist.is_torchelastic_launched():
+        raise ValueError("torchrun has started the ranks already; leave out --ranks")
+    return plan(config, config.ranks)
+
+
+def _plan_together(config: TrainConfig) -> Job:
+    """Plans on rank 0 for all; another host's cache is filled on the way."""
+    runtime.init()
+    made: list[Job | str] = [""]
+    if runtime.rank() == 0:
+        try:
+            made = [plan(config, runtime.world_size())]
+        except ValueError as error:
+            made = [str(error)]
+    dist.broadcast_object_list(made)
+    job = made[0]
+    if isinstance(job, str):
+        raise ValueError(job)
+    if not job.data.is_dir():
+        prepare(scan(config.text), job.model.vocab_size, config.cache)
+    return job
+
+
+@contextlib.contextmanager
+def stop_on_signal(file: Path) -> Iterator[None]:
+    """Makes `file` on the first Ctrl-C or SIGTERM; a second Ctrl-C ends at once.
+
+    Under torchrun, which passes on a signal that the terminal has already sent, the
+    second one is not a second wish.
+    """
+
+    def ask(number: int, _: object) -> None:
+        file.touch()
+        if not dist.is_torchelastic_launched():
+            signal.signal(number, before[signal.Signals(number)])
+
+    file.unlink(missing_ok=True)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        file.unlink(missing_ok=True)
+
+
+def _fail(why: object, code: int) -> int:
+    if runtime.rank() == 0:
+        word = "" if code == INTERRUPTED else "error: "
+        print(f"{word}{why}", file=sys.stderr)
+    return code
+
+
+def parse(args: list[str]) -> TrainConfig:
+    """The options of a run: the resumed run's, then the file's, then `args`."""
+    read = partial(options.parse, TrainConfig, args, prog="minitrain train")
+    first, bases = read(), []
+    if first.resume:
+        bases.append(_saved_options(first.resume))
+    if first.config:
+        bases.append(options.read_toml(first.config))
+    return read(*bases)
+
+
+def plan(config: TrainConfig, ranks: int) -> Job:
+    """Checks a run and prepares its data and folder; nothing is overwritten.
+
+    Raises:
+        ValueError: one line that says what does not work, and what would.
+    """
+    model = preset(config.model)
+    seq = config.seq or model.max_seq
+    _check(config, model, seq, ranks)
+    corpus = scan(config.text)
+    print(f"model: {config.model}, {parameters(model):,} parameters")
+    skipped = f", {corpus.undecodable} files are not text" * bool(corpus.undecodable)
+    names = len(corpus.names)
+    print(f"text:  {corpus.root}, {names} documents{skipped}", flush=True)
+    entry = prepare(corpus, model.vocab_size, config.cache)
+    data = open_data(entry)
+    loader = Loader(data.train, seq, config.seed)
+    Loader(data.validation, seq, config.seed).next_batch(ranks)
+    path = latest_checkpoint(config.resume) if config.resume else None
+    if path:
+        about = read_about(path)
+        check_model(path, about, dataclasses.asdict(model))
+        _check_data(entry, about["run"])
+        loader.load_state_dict(about["run"]["loader"])
+        if about["step"] >= config.steps:
+            done = f"step {about['step']} of {config.steps}"
+            raise ValueError(f"{config.resume} is at {done}; give more --steps")
+    folder = config.resume or _new_folder(config)
+    tokens = sum(len(shard) for shard in data.train)
+    print(f"data:  {tokens:,} tokens to train on, {len(loader):,} sequences of {seq}")
+    print(f"run:   {folder}, {ranks} rank{'s' * (ranks > 1)}", flush=True)
+    bar = sys.stderr.isatty()
+    columns = shutil.get_terminal_size().columns
+    return Job(config, model, seq, folder, entry, path, bar, columns)
+
+
+def _check(config: TrainConfig, model: ModelConfig, seq: int, ranks: int) -> None:
+    if config.resume and config.out:
+        raise ValueError("--resume goes on in the run's own folder; leave out --out")
+    if seq > model.max_seq:
+        most = f"the most that {config.model} takes, {model.max_seq}"
+        raise ValueError(f"--seq {seq} is more than {most}")
+    every = ("validate_every", "checkpoint_every")
+    for name in ("ranks", "steps", "batch", "validation_batch", "keep", *every):
+        least = ranks if "batch" in name else 1
+        if (size := getattr(config, name)) < least:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {size} must be at least {least}")
+
+
+def _check_data(entry: Path, run: dict[str, Any]) -> None:
+    if run["data"] != entry.name:
+        raise ValueError("cannot resume: the run was trained on another text")
+
+
+def _new_folder(config: TrainConfig) -> Path:
+    """Makes the run's folder and writes its options there."""
+    saved = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
+    for name in ("out", "resume", "config"):
+        saved.pop(name, None)
+    if config.text:
+        saved["text"] = config.text.resolve()
+    try:
+        folder = config.out or _free_name(config.model)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ValueError(
+                f"{folder} is not empty; choose another --out, or go on with the run "
+                f"in it: --resume {folder}"
+            )
+        text = json.dumps(saved, indent=1, default=str)
+        (folder / "options.json").write_text(text)
+    except OSError as error:
+        raise ValueError(f"cannot write the run: {error}") from error
+    return folder
+
+
+def _free_name(model: str) -> Path:
+    number = 1
+    while (folder := Path("runs", f"{model}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def _saved_options(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "options.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder} holds no run to go on with ({error})") from error
