@@ -146,6 +146,13 @@ def test_computing_excludes_what_was_waited_for():
     assert [lane for _, lane, _ in _lanes(t.messages)] == [0, 1]
 
 
+def test_a_trace_of_nothing_is_drawn():
+    with trace() as t:
+        pass
+    assert "peak 0 B" in texts(t.skyline())
+    assert "rank 0" in texts(viz.timeline([t]))
+
+
 def test_traffic_refuses_what_is_not_square():
     with pytest.raises(ValueError, match=r"2 rows have \[1, 2\] columns"):
         viz.traffic([[0, 1], [1]])

@@ -57,7 +57,7 @@ def skyline(
         + "".join(f"; {name} says {bytes_text(b)}" for name, b in lines.items())
     )
     with canvas(7.2, 3.1, alt) as (figure, ax):
-        top = max([peak, *lines.values()])
+        top = max([1, peak, *lines.values()])
         unit = byte_axis(ax.yaxis, top, "live memory")
         x = [when for when, _ in moments]
         base = [0.0] * len(moments)

@@ -290,6 +290,33 @@ def test_an_unknown_operator_has_no_model():
         sent_elements("gossip", [1, 1], 0)
 
 
+def test_a_simulated_cluster_is_traced_by_the_same_recorder():
+    """Fake ranks and fake tensors: 64 GiB of weights that nobody allocates."""
+
+    def work():
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.destroy_process_group()
+        ranks = 16384
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=ranks)
+        with FakeTensorMode(), trace() as t:
+            layer = nn.Linear(2**17, 2**17, bias=False)
+            layer(torch.ones(1, 2**17)).sum().backward()
+            dist.all_reduce(layer.weight.grad)
+            dist.all_gather_single(torch.ones(ranks * 4), torch.ones(4))
+        return t
+
+    (t,) = launch(work, 1)
+    weight = 4 * 2**34
+    reduced, gathered = t.messages
+    assert (t.rank, t.world_size, len(reduced.group)) == (5, 16384, 16384)
+    assert reduced.payload_bytes == weight
+    assert reduced.wire_bytes == 2 * (weight - weight // 16384)
+    assert gathered.wire_bytes == 16 * 16383
+    assert t.peak_bytes["parameters"] == t.peak_bytes["gradients"] == weight
+
+
 # Memory
 
 
