@@ -126,6 +126,7 @@ class Modules(MystDirective):
                 "```{eval-rst}",
                 f".. automodule:: {name}",
                 "   :members:",
+                "   :ignore-module-all:",  # a re-export stands where it is defined
                 "```",
                 "",
             ]
@@ -206,11 +207,11 @@ def page(
     app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Give the calculating pages their formulas, and no page the scripts of thebe."""
-    scripts = context.get("script_files", [])
-    context["script_files"] = [s for s in scripts if not is_thebe(s)]
     if name == "book/will_it_fit":
         app.add_js_file(None, body=fit.javascript(), priority=300)
         app.add_js_file("fit.js")
+    scripts = context.get("script_files", [])
+    context["script_files"] = [s for s in scripts if not is_thebe(s)]
 
 
 def alt_text(app: Sphinx, doctree: nodes.document) -> None:
