@@ -13,7 +13,11 @@ def main(args: list[str]) -> int:
     """Runs one command, importing nothing that belongs to another one."""
     usage = "usage: python -m minitrain COMMAND [--help]"
     if args and args[0] in COMMANDS:
-        return import_module(COMMANDS[args[0]][0]).main(args[1:])
+        try:
+            return import_module(COMMANDS[args[0]][0]).main(args[1:])
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
     if args and args[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         print(usage, "", sep="\n")

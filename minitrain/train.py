@@ -46,18 +46,18 @@ def main(args: list[str]) -> int:
         config = parse(args)
         job = _plan_here(config) if config.ranks > 1 else _plan_together(config)
     except ValueError as error:
-        return _fail(error, 2)
+        return _end(error, 2)
     try:
         with stop_on_signal(job.folder / "stop"):
             metrics = _start(job)
     except KeyboardInterrupt:
-        return _fail(f"stopped at once; go on: --resume {job.folder}", INTERRUPTED)
+        return _end(f"stopped at once; go on: --resume {job.folder}", INTERRUPTED)
     except (OSError, runtime.LaunchError) as error:
-        return _fail(error, 1)
+        return _end(error, 1)
     if not metrics["stopped"]:
         return 0
     where = f"stopped after step {metrics['step']}, with a checkpoint"
-    return _fail(f"{where}; go on: --resume {job.folder}", INTERRUPTED)
+    return _end(f"{where}; go on: --resume {job.folder}", INTERRUPTED)
 
 
 def _start(job: Job) -> Metrics:
@@ -118,7 +118,8 @@ def stop_on_signal(file: Path) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def _fail(why: object, code: int) -> int:
+def _end(why: object, code: int) -> int:
+    """Says once why the run ends; returns the exit code."""
     if runtime.rank() == 0:
         word = "" if code == INTERRUPTED else "error: "
         print(f"{word}{why}", file=sys.stderr)
@@ -130,7 +131,10 @@ def parse(args: list[str]) -> TrainConfig:
     read = partial(options.parse, TrainConfig, args, prog="minitrain train")
     first, bases = read(), []
     if first.resume:
-        bases.append(_saved_options(first.resume))
+        saved = _saved_options(first.resume)
+        if dist.is_torchelastic_launched():
+            saved.pop("ranks")  # torchrun has started as many as it was told
+        bases.append(saved)
     if first.config:
         bases.append(options.read_toml(first.config))
     return read(*bases)
@@ -153,7 +157,11 @@ def plan(config: TrainConfig, ranks: int) -> Job:
     entry = prepare(corpus, model.vocab_size, config.cache)
     data = open_data(entry)
     loader = Loader(data.train, seq, config.seed)
-    Loader(data.validation, seq, config.seed).next_batch(ranks)
+    if (held := len(Loader(data.validation, seq, config.seed))) < ranks:
+        raise ValueError(
+            f"the validation text holds {held} sequences of {seq} tokens, too few for "
+            f"{ranks} ranks; give more text, or a smaller --seq"
+        )
     path = latest_checkpoint(config.resume) if config.resume else None
     if path:
         about = read_about(path)
@@ -178,12 +186,16 @@ def _check(config: TrainConfig, model: ModelConfig, seq: int, ranks: int) -> Non
     if seq > model.max_seq:
         most = f"the most that {config.model} takes, {model.max_seq}"
         raise ValueError(f"--seq {seq} is more than {most}")
-    every = ("validate_every", "checkpoint_every")
-    for name in ("ranks", "steps", "batch", "validation_batch", "keep", *every):
-        least = ranks if "batch" in name else 1
-        if (size := getattr(config, name)) < least:
+    least = dict.fromkeys(("steps", "validate_every", "checkpoint_every", "keep"), 1)
+    least |= dict.fromkeys(("batch", "validation_batch"), ranks) | {"ranks": 1}
+    least |= dict.fromkeys(("seq", "micro_batch", "warmup", "sample_tokens"), 0)
+    for name, smallest in least.items():
+        if (size := getattr(config, name)) < smallest:
             flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {size} must be at least {least}")
+            raise ValueError(f"--{flag} {size} must be at least {smallest}")
+    for name in ("lr", "clip"):
+        if not getattr(config, name) > 0:
+            raise ValueError(f"--{name} {getattr(config, name)} must be above 0")
 
 
 def _check_data(entry: Path, run: dict[str, Any]) -> None:

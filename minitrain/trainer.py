@@ -130,7 +130,8 @@ class Trainer:
         self.done, self.tokens = 0, 0
         if job.checkpoint:
             self._resume(job.checkpoint)
-        peak = config.peak_tflops * 1e12 or measured_peak_flops(self.device)
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        peak = config.peak_tflops * 1e12 or measured_peak_flops(self.device, dtype)
         self.peak_flops = self._sum(peak)[0]
 
     def step(self, stop: bool = False) -> tuple[Metrics, bool]:
@@ -236,11 +237,10 @@ def train(job: Job) -> Metrics:
         The figures of the last step, with `validation_loss`, `sample` and `stopped`.
     """
     config, trainer = job.config, Trainer(job)
-    log, stop, metrics = (
-        Log(job.folder, config.steps, trainer.done, job.bar, job.columns),
-        False,
-        Metrics(step=trainer.done),
-    )
+    log = Log(job.folder, config.steps, trainer.done, job.bar, job.columns)
+    how = "as given" if config.peak_tflops else "measured by a matrix product"
+    log.say(f"peak:  {trainer.peak_flops / 1e12:.3g} TFLOP/s in all, {how}")
+    metrics, stop = Metrics(step=trainer.done), False
     saved = trainer.done if job.checkpoint else None
     while trainer.done < config.steps and not stop:
         asked = runtime.rank() == 0 and (job.folder / "stop").exists()
@@ -289,7 +289,7 @@ def data_parallel(model: nn.Module, mesh: DeviceMesh, axis: str = "dp") -> nn.Mo
 
 def recompute(model: Transformer) -> Transformer:
     """Keeps each block's input alone; backward computes the block again (torch's)."""
-    for block in model.blocks:
+    for block in filter(None, model.blocks):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return model
 
@@ -322,9 +322,11 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 # ------------------------------------------------------------------ speed
 
 
-def measured_peak_flops(device: torch.device, size: int = 1024) -> float:
-    """FLOP/s of a float32 matrix product here and now, the best of five."""
-    a = torch.ones(size, size, device=device)
+def measured_peak_flops(
+    device: torch.device, dtype: torch.dtype, size: int = 1024
+) -> float:
+    """FLOP/s of a square matrix product here and now, the best of five."""
+    a = torch.ones(size, size, device=device, dtype=dtype)
     best = math.inf
     for _ in range(5):
         start = time.perf_counter()

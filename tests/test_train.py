@@ -59,6 +59,11 @@ def figures(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if k not in TIMES} for m in metrics(folder)]
 
 
+def one_thread() -> dict[str, str]:
+    """The environment in which a process has as many threads as a launched rank."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 def in_ranks(
     options: dict[str, Any], ranks: int, threads: int = 1
 ) -> list[dict[str, Any]]:
@@ -187,10 +192,11 @@ def test_kill_9_and_resume_is_the_same_run(
 ) -> None:
     # In warm-up the rate does not depend on how many steps there will be.
     options, folder = {**options, "warmup": 10**6, "lr": 1000.0}, options["out"]
-    cores = len(os.sched_getaffinity(0))
-    threads = cores if ranks == 1 else max(1, cores // ranks)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks) if ranks > 1 else 1
     endless = command({**options, "ranks": ranks, "steps": 10**6})
-    with subprocess.Popen(endless, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        endless, stdout=subprocess.DEVNULL, env=one_thread()
+    ) as process:
         wait_for(lambda: (folder / "latest").exists())
         process.kill()
     done = read_about(latest_checkpoint(folder))["step"]
@@ -238,7 +244,11 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
 ) -> None:
     options = {**options, "ranks": ranks, "steps": 100_000, "checkpoint_every": 10**6}
     with subprocess.Popen(
-        command(options), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command(options),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=one_thread(),
     ) as process:
         folder = options["out"]
         log = folder / "metrics.jsonl"
@@ -317,6 +327,8 @@ def wrong_file(folder: Path) -> str:
         ("--precision=fp8", "invalid choice 'fp8'"),
         ("--steps=0", "--steps 0 must be at least 1"),
         ("--batch=0", "--batch 0 must be at least 1"),
+        ("--micro-batch=-1", "--micro-batch -1 must be at least 0"),
+        ("--lr=0", "--lr 0.0 must be above 0"),
         ("--seq=129", "--seq 129 is more than the most that tiny takes, 128"),
         ("--text=/nowhere/at/all", "is not a folder"),
         ("--resume=/nowhere/at/all", "holds no run to go on with"),
@@ -348,6 +360,12 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert said.startswith("error: ")
     assert message in said
     assert sorted(p for p in tmp_path.rglob("*")) == before
+
+
+def test_every_rank_needs_validation_text(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"holds \d sequences of 128 tokens, too few"):
+        plan(TrainConfig(**{**options, "seq": 128}), 7)
+    assert not options["out"].exists()
 
 
 def test_what_cannot_be_resumed_is_one_line(

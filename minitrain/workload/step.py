@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from minitrain.runtime import read
+
 IGNORED = -100  # a target that is not counted, F.cross_entropy's own default
 
 
@@ -148,10 +150,13 @@ def count_tokens(micro_batches: Sequence[Batch], mesh: DeviceMesh | None = None)
     if not micro_batches:
         raise ValueError("a step needs at least one micro-batch")
     count = torch.stack([(b.targets != IGNORED).sum() for b in micro_batches]).sum()
+    most = sum(b.targets.numel() for b in micro_batches)
     for axis in _axes(mesh):
         if axis.split("_")[0] in ("dp", "cp"):
-            dist.all_reduce(count, group=_group(mesh, axis))
-    return int(count.item())
+            group = _group(mesh, axis)
+            dist.all_reduce(count, group=group)
+            most *= group.size()
+    return int(read(count, expected=most))
 
 
 @dataclass(frozen=True)
