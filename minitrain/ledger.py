@@ -62,7 +62,7 @@ def through_rank_0_seconds(
 
 def entries(chapter: int) -> list[Entry]:
     """The lines of the ledger up to a chapter, in order."""
-    lines = {1: _messages}
+    lines = {1: _messages, 2: _counted}
     return [line for n, make in lines.items() if n <= chapter for line in make()]
 
 
@@ -79,3 +79,25 @@ def _messages() -> list[Entry]:
         Entry("one GPU", held, alone),
         Entry("1  64 GPUs, sums by rank 0", held, shared + gather),
     ]
+
+
+def _counted() -> list[Entry]:
+    """Chapter 2: all that a GPU holds, and all operations, with and without recompute.
+
+    Weights in bfloat16, AdamW with float32 master weights, one sequence at a time.
+    """
+    from minitrain.viz import Entry
+    from minitrain.workload import costs
+    from minitrain.workload.memory import step_memory
+    from minitrain.workload.presets import preset
+
+    model, seq = preset("llama3-8b"), RUN.sequence
+    payload = 2 * RUN.parameters
+    gather = through_rank_0_seconds(payload, RUN.gpus, RUN.network_bytes_per_second)
+    lines = []
+    for name, again in (("2  all counted", False), ("2  blocks recomputed", True)):
+        memory = step_memory(model, 1, seq, "bfloat16", again, fused=True)
+        flops = costs.forward_flops(model, 1, seq) * (4 if again else 3) / seq
+        seconds = RUN.arithmetic_seconds(RUN.gpus, flops) + gather
+        lines.append(Entry(name, memory.peak_bytes, seconds))
+    return lines

@@ -1,10 +1,14 @@
 """The book's few plots: plain data in, one SVG out, right in light and in dark."""
 
 from minitrain.viz.amounts import Entry, bars, ledger, traffic
-from minitrain.viz.figure import Figure, canvas, look
+from minitrain.viz.figure import FAINT, INK, PALETTE, PAPER, Figure, canvas, look
 from minitrain.viz.time import skyline, timeline
 
 __all__ = [
+    "FAINT",
+    "INK",
+    "PALETTE",
+    "PAPER",
     "Entry",
     "Figure",
     "bars",
