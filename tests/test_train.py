@@ -364,7 +364,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
 
 def test_every_rank_needs_validation_text(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"holds \d sequences of 128 tokens, too few"):
-        plan(TrainConfig(**{**options, "seq": 128}), 7)
+        plan(TrainConfig(**{**options, "seq": 128, "batch": 30}), 30)
     assert not options["out"].exists()
 
 
