@@ -3,6 +3,7 @@
 import json
 import pickle
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -402,29 +403,54 @@ def test_views_cost_nothing_and_data_made_inside_is_born_inside():
     assert t.memory[0][0] > 0
 
 
-def test_the_allocator_saw_little_more():
+def allocated_peak(work, observer):
+    """Peak of what the allocator gave out during `work`, and what `observer` saw."""
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, profile_memory=True) as profiler, observer as t:
+        work()
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak, t
+
+
+def test_the_allocator_saw_little_more_and_the_same_without_a_trace():
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     x = torch.ones(4, 16, 32)
-    activities = [ProfilerActivity.CPU]
-    with profile(activities=activities, profile_memory=True) as profiler, trace() as t:
+
+    def step():
         model(x).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    live = allocated = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            allocated = max(allocated, live)
-    traced_live = traced = 0
+
+    step()
+    plain, _ = allocated_peak(step, nullcontext())
+    allocated, t = allocated_peak(step, trace())
+    assert plain == allocated, "tracing keeps tensors alive"
+    live = peak = 0
     for seconds, _, delta in t.memory:
-        if seconds > 0:
-            traced_live += delta
-            traced = max(traced, traced_live)
-    traced -= x.nbytes  # it was there before the profiler came
+        if seconds > 0:  # the rest was there before the profiler came
+            live += delta
+            peak = max(peak, live)
+    peak -= x.nbytes
     scratch = 2 * 4 * 16 * 64 * 4  # inside kernels: two of the widest activation
-    assert traced <= allocated <= traced + scratch
+    assert peak <= allocated <= peak + scratch
+
+
+def test_tracing_changes_no_bit():
+    def gradients(observer):
+        model = mlp()
+        with observer:
+            for _ in range(2):
+                model(torch.linspace(-1, 1, 21).view(3, 7)).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    plain, traced = gradients(nullcontext()), gradients(trace())
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
 
 
 # The result
