@@ -20,10 +20,12 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LAYERS = (
     "display",
     "viz",
-    "ledger",
     "runtime",
     "workload",
+    "ledger",
     "testing",
+    "options",
+    "progress",
     "trainer",
     "train",
     "exercises",

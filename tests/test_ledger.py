@@ -1,0 +1,37 @@
+"""The ledger's lines against sums done by hand."""
+
+import pytest
+
+from minitrain import ledger
+from minitrain.ledger import RUN
+from minitrain.workload import costs
+from minitrain.workload.presets import preset
+
+
+def test_the_run_is_the_model_it_says():
+    assert costs.parameters(preset("llama3-8b")) == RUN.parameters
+
+
+def test_a_sum_by_rank_0_carries_every_payload_in_and_out():
+    assert ledger.through_rank_0_seconds(100, 5, 10.0) == (4 * 100 + 4 * 100) / 10.0
+    assert ledger.through_rank_0_seconds(100, 1, 10.0) == 0
+
+
+def test_chapter_1_by_hand():
+    alone, shared = ledger.entries(1)
+    flops = 6 * 8_030_261_248 * 4 * 2**20
+    assert alone.step_seconds == pytest.approx(flops / (989e12 * 0.4))
+    gather = 2 * 63 * 2 * 8_030_261_248 / 50e9
+    assert shared.step_seconds == pytest.approx(flops / (64 * 989e12 * 0.4) + gather)
+    assert alone.memory_bytes == shared.memory_bytes == 4 * 8_030_261_248
+
+
+def test_chapter_2_adds_memory_and_attention_and_trades_one_for_the_other():
+    *before, plain, recomputed = ledger.entries(2)
+    assert before == ledger.entries(1)
+    assert plain.memory_bytes > 16 * RUN.parameters > before[-1].memory_bytes
+    assert recomputed.memory_bytes < plain.memory_bytes
+    gather = ledger.through_rank_0_seconds(2 * RUN.parameters, 64, 50e9)
+    work = [line.step_seconds - gather for line in (before[-1], plain, recomputed)]
+    assert 1.1 < work[1] / work[0] < 1.3  # attention, less the embedding
+    assert work[2] / work[1] == pytest.approx(4 / 3)
