@@ -200,9 +200,9 @@ def test_kill_9_and_resume_is_the_same_run(
         wait_for(lambda: (folder / "latest").exists())
         process.kill()
     done = read_about(latest_checkpoint(folder))["step"]
-    # Half a line, as a process that is killed while it writes may leave.
+    # Steps that no checkpoint holds, and half a line: what a killed writer may leave.
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 39, "lo')
+        file.write(f'{{"step": {done + 1}, "loss": 0.0}}\n{{"step": 39, "lo')
     options = {**options, "steps": done + 5}
     again = {**options, "resume": folder, "out": None}
     whole = {**options, "out": tmp_path / "whole"}

@@ -54,6 +54,14 @@ def test_equal_documents_fall_on_the_same_side(folder: Path) -> None:
     assert not set(corpus.train_documents()) & set(corpus.validation_documents())
 
 
+def test_copies_of_one_document_are_one(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text("line\n" * 100)
+    corpus = scan(tmp_path)
+    assert len(list(corpus.train_documents())) == 3
+    assert len(list(corpus.validation_documents())) == 3
+
+
 @pytest.mark.parametrize("text", ["line\n" * 100, "x" * 100])
 def test_one_document_is_cut_in_two(tmp_path: Path, text: str) -> None:
     (tmp_path / "book.txt").write_text(text)

@@ -258,6 +258,14 @@ def test_the_norm_over_two_axes_with_uneven_and_missing_shards() -> None:
         assert_close(norm, expected)
 
 
+def test_a_small_norm_is_left_alone() -> None:
+    parameter = with_gradient(torch.tensor([3.0, 4.0]))
+    assert finalize_gradients(sgd(parameter), max_norm=7.0) == 5
+    assert parameter.grad.tolist() == [3, 4]
+    assert finalize_gradients(sgd(parameter)) == 5
+    assert parameter.grad.tolist() == [3, 4]
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("where", [{"sharded": {"tp": 0}}, {"partial": {"tp"}}])
 def test_all_ranks_see_one_ranks_overflow(bad: float, where: dict) -> None:
