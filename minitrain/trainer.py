@@ -50,7 +50,7 @@ class TrainConfig:
     """TOML file with any of these options; the command line wins over it."""
     ranks: int = 1
     """Processes to start on this machine. Under torchrun leave it out."""
-    steps: int = 500
+    steps: int = 400
     """Optimizer steps."""
     batch: int = 16
     """Sequences in a step, over all ranks."""
