@@ -249,11 +249,12 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
         stdout=subprocess.DEVNULL,
         text=True,
         env=one_thread(),
+        start_new_session=True,
     ) as process:
         folder = options["out"]
         log = folder / "metrics.jsonl"
         wait_for(lambda: log.exists() and len(log.read_bytes().splitlines()) > 3)
-        process.send_signal(number)
+        os.killpg(process.pid, number)  # as a terminal does: to all that is in it
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait(timeout=60) == 130
