@@ -203,9 +203,8 @@ def objections(notebook: Any, root: Path = ROOT) -> Iterator[tuple[int, str]]:
                 yield number, f"an error is stored: {output.ename}"
             if output.get("name") == "stderr":
                 yield number, f"it wrote to stderr: {output.text[:200]}"
-            for path in machine:
-                if path in text:
-                    yield number, f"an output holds the path {path}"
+            if path := next((p for p in machine if p in text), None):
+                yield number, f"an output holds the path {path}"
             if found := ADDRESS.search(text):
                 yield number, f"an output holds the memory address {found[0]}"
 
