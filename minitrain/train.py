@@ -174,7 +174,8 @@ def plan(config: TrainConfig, ranks: int) -> Job:
     folder = config.resume or _new_folder(config)
     tokens = sum(len(shard) for shard in data.train)
     print(f"data:  {tokens:,} tokens to train on, {len(loader):,} sequences of {seq}")
-    print(f"run:   {folder}, {ranks} rank{'s' * (ranks > 1)}", flush=True)
+    start = f", from step {about['step']}" if path else ""
+    print(f"run:   {folder}, {ranks} rank{'s' * (ranks > 1)}{start}", flush=True)
     bar = sys.stderr.isatty()
     columns = shutil.get_terminal_size().columns
     return Job(config, model, seq, folder, entry, path, bar, columns)
@@ -208,6 +209,7 @@ def _new_folder(config: TrainConfig) -> Path:
     saved = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
     for name in ("out", "resume", "config"):
         saved.pop(name, None)
+    saved["cache"] = config.cache.resolve()
     if config.text:
         saved["text"] = config.text.resolve()
     try:

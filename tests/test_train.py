@@ -199,6 +199,7 @@ def test_kill_9_and_resume_is_the_same_run(
     ) as process:
         wait_for(lambda: (folder / "latest").exists())
         process.kill()
+    wait_until_still(folder / "metrics.jsonl")
     done = read_about(latest_checkpoint(folder))["step"]
     # Steps that no checkpoint holds, and half a line: what a killed writer may leave.
     with (folder / "metrics.jsonl").open("a") as file:
@@ -210,6 +211,14 @@ def test_kill_9_and_resume_is_the_same_run(
     in_ranks(whole, ranks, threads)
     assert figures(folder) == figures(whole["out"])
     assert weights_of(folder) == weights_of(whole["out"])
+
+
+def wait_until_still(path: Path) -> None:
+    """The ranks of a killed launch end a moment after it."""
+    size = -1
+    while size != path.stat().st_size:
+        size = path.stat().st_size
+        time.sleep(0.3)
 
 
 def weights_of(folder: Path) -> list[Any]:
