@@ -65,10 +65,10 @@ def _parse(kind: type[T], args: Sequence[str], default: T, prog: str) -> T:
 
 def _one_line(report: str) -> str:
     """The sentence in tyro's framed report, without title, frame and help."""
-    lines = [line.strip(" ─-│╭╮╰╯") for line in report.splitlines()]
+    lines = [line.strip(" │╭╮╰╯") for line in report.splitlines()]
     sentence: list[str] = []
-    for line in [line for line in lines if line][1:]:
+    for line in [line for line in lines if line.strip("─-")][1:]:
         if line.startswith(("Argument helptext", "For full helptext")):
             break
-        sentence.append(line)
-    return " ".join(sentence) or "the options make no sense"
+        sentence.append(line.replace("Perhaps you meant", "; perhaps you meant"))
+    return " ".join(sentence).replace(" ;", ";") or "the options make no sense"

@@ -332,7 +332,7 @@ def wrong_file(folder: Path) -> str:
     ("bad", "message"),
     [
         ("--model=gpt5", "no model is called 'gpt5'; there is"),
-        ("--stepz=4", "Unrecognized options: --stepz"),
+        ("--stepz", "Unrecognized options: --stepz; perhaps you meant: --steps"),
         ("--steps=many", "invalid literal for int"),
         ("--precision=fp8", "invalid choice 'fp8'"),
         ("--steps=0", "--steps 0 must be at least 1"),
