@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from minitrain import options, runtime
@@ -63,8 +64,10 @@ def main(args: list[str]) -> int:
 def _start(job: Job) -> Metrics:
     ranks = job.config.ranks
     if ranks == 1:
+        if job.config.threads:
+            torch.set_num_threads(job.config.threads)
         return train(job)
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = job.config.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
     return runtime.launch(train, ranks, job, timeout=600.0, threads=threads)[0]
 
 
@@ -189,7 +192,8 @@ def _check(config: TrainConfig, model: ModelConfig, seq: int, ranks: int) -> Non
         raise ValueError(f"--seq {seq} is more than {most}")
     least = dict.fromkeys(("steps", "validate_every", "checkpoint_every", "keep"), 1)
     least |= dict.fromkeys(("batch", "validation_batch"), ranks) | {"ranks": 1}
-    least |= dict.fromkeys(("seq", "micro_batch", "warmup", "sample_tokens"), 0)
+    least |= dict.fromkeys(("seq", "micro_batch", "warmup", "threads"), 0)
+    least["sample_tokens"] = 0
     for name, smallest in least.items():
         if (size := getattr(config, name)) < smallest:
             flag = name.replace("_", "-")

@@ -50,6 +50,8 @@ class TrainConfig:
     """TOML file with any of these options; the command line wins over it."""
     ranks: int = 1
     """Processes to start on this machine. Under torchrun leave it out."""
+    threads: int = 0
+    """CPU threads of each rank; 0: all cores, shared among the ranks."""
     steps: int = 400
     """Optimizer steps."""
     batch: int = 16

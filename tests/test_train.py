@@ -39,8 +39,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(text: Path, tmp_path: Path) -> dict[str, Any]:
     """A run of seconds: the tiny model, uneven micro-batches, odd batch sizes."""
     cache = text.parent / "cache"
-    fixed = {"model": "tiny", "text": text, "cache": cache, "seq": 24, "batch": 7}
-    more = {"micro_batch": 2, "steps": 6, "warmup": 2, "sample_tokens": 4}
+    fixed = {"model": "tiny", "text": text, "cache": cache, "seq": 24, "threads": 1}
+    more = {"batch": 7, "micro_batch": 2, "steps": 6, "warmup": 2, "sample_tokens": 4}
     every = {"checkpoint_every": 3, "validate_every": 4, "peak_tflops": 1.0}
     return {**fixed, **more, **every, "out": tmp_path / "run"}
 
@@ -59,17 +59,10 @@ def figures(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if k not in TIMES} for m in metrics(folder)]
 
 
-def one_thread() -> dict[str, str]:
-    """The environment in which a process has as many threads as a launched rank."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def in_ranks(
-    options: dict[str, Any], ranks: int, threads: int = 1
-) -> list[dict[str, Any]]:
+def in_ranks(options: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     """Runs in processes that torch imported already; the program without its shell."""
     job = plan(TrainConfig(**options), ranks)
-    launch(train, ranks, job, threads=threads)
+    launch(train, ranks, job)
     return metrics(job.folder)
 
 
@@ -192,11 +185,8 @@ def test_kill_9_and_resume_is_the_same_run(
 ) -> None:
     # In warm-up the rate does not depend on how many steps there will be.
     options, folder = {**options, "warmup": 10**6, "lr": 1000.0}, options["out"]
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks) if ranks > 1 else 1
     endless = command({**options, "ranks": ranks, "steps": 10**6})
-    with subprocess.Popen(
-        endless, stdout=subprocess.DEVNULL, env=one_thread()
-    ) as process:
+    with subprocess.Popen(endless, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: (folder / "latest").exists())
         process.kill()
     wait_until_still(folder / "metrics.jsonl")
@@ -207,8 +197,8 @@ def test_kill_9_and_resume_is_the_same_run(
     options = {**options, "steps": done + 5}
     again = {**options, "resume": folder, "out": None}
     whole = {**options, "out": tmp_path / "whole"}
-    in_ranks(again, ranks, threads)
-    in_ranks(whole, ranks, threads)
+    in_ranks(again, ranks)
+    in_ranks(whole, ranks)
     assert figures(folder) == figures(whole["out"])
     assert weights_of(folder) == weights_of(whole["out"])
 
@@ -257,7 +247,6 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env=one_thread(),
         start_new_session=True,
     ) as process:
         folder = options["out"]
