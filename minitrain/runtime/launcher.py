@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from minitrain.runtime import pickling, server
 from minitrain.runtime.errors import RankError, StallError
 
 MAX_RANKS = 256
+MAX_SECONDS = 10_000_000
 BACKENDS = ("gloo", "nccl")
 
 
@@ -55,17 +57,15 @@ def launch(
         TypeError: ``fn`` or an argument cannot be sent to another process.
     """
     job = _job(fn, ranks, args, timeout, backend, check, threads)
-    with _start(job) as caller:
-        printer = _Printer(ranks)
+    caller, folder = _start(job)
+    printer = _Printer(ranks)
+    with caller:
         try:
-            outcomes, folder = _follow(caller, printer)
+            outcomes = _follow(caller, folder, printer)
         finally:
             printer.close()
-        _raise_failure(outcomes, timeout, Path(folder))
-        results = [_load(Path(folder, f"result{rank}")) for rank in range(ranks)]
-        with contextlib.suppress(OSError):
-            server.send(caller, "read")
-        return results
+        _raise_failure(outcomes, timeout, folder)
+        return [_load(folder / f"result{rank}") for rank in range(ranks)]
 
 
 def _job(
@@ -83,8 +83,10 @@ def _job(
         raise TypeError(f"ranks is a number of processes, not {ranks!r}")
     if not 1 <= ranks <= MAX_RANKS:
         raise ValueError(f"ranks={ranks}: between 1 and {MAX_RANKS} processes, please")
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout}: a wait must be longer than 0 seconds")
+    if not 0 < timeout <= MAX_SECONDS:
+        raise ValueError(
+            f"timeout={timeout}: more than 0 and at most {MAX_SECONDS:,} seconds"
+        )
     if threads < 1:
         raise ValueError(f"threads={threads}: each rank needs at least one")
     if backend not in (None, *BACKENDS):
@@ -177,16 +179,15 @@ _QUIET = {
 _server = _Server()
 
 
-def _start(job: dict[str, Any]) -> socket.socket:
-    """Start a supervisor with its job; returns the connection to it."""
+def _start(job: dict[str, Any]) -> tuple[socket.socket, Path]:
+    """Start a supervisor with its job; returns the connection to it and its folder."""
     if sys.platform == "win32":
         raise OSError("launch needs Linux or macOS; on Windows use WSL")
     while True:
         caller, started = _connect()
         try:
             server.send(caller, job)
-            server.receive(caller)  # it has begun
-            return caller
+            return caller, Path(server.receive(caller))  # it has begun
         except (EOFError, OSError):
             caller.close()
             if started:  # a new server that does not answer: nothing more to try
@@ -206,17 +207,17 @@ def _connect() -> tuple[socket.socket, bool]:
 # ------------------------------------------------------------------ the outcome
 
 
-def _follow(caller: socket.socket, printer: "_Printer") -> tuple[list[dict], str]:
+def _follow(caller: socket.socket, folder: Path, printer: "_Printer") -> list[dict]:
     while True:
         try:
             kind, *content = server.receive(caller)
         except (EOFError, OSError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise RankError(
                 "the supervisor of the launch died, and its ranks with it", -1, "lost"
             ) from error
         if kind == "end":
-            outcomes, folder = content
-            return outcomes, folder
+            return content[0]
         printer.take(*content)
 
 
@@ -296,7 +297,7 @@ def _meaning(name: str) -> str:
 
 def _raise_exception(outcomes: list[dict], rank: int) -> None:
     failure = outcomes[rank]["failed"][1]
-    what = f"{failure['type']}: {failure['message']}"
+    what = ": ".join(filter(None, (failure["type"], failure["message"])))
     raise RankError(
         f"rank {rank} of {len(outcomes)} raised {what}",
         rank,

@@ -128,9 +128,10 @@ class Helper(threading.Thread):
     def report(self) -> stall.Report:
         """What the main thread is doing now."""
         place = stall.users_line(stall.main_frame())
+        passed = stall.passed()
         if self._finished:
-            return stall.Report(place=place, finished=True)
-        return stall.Report(self._recorder.waits(), place)
+            return stall.Report(place=place, finished=True, passed=passed)
+        return stall.Report(self._recorder.waits(), place, passed=passed)
 
     def _stalled(self) -> bool:
         """Whether the main thread stands still in a message beyond the timeout."""
@@ -148,7 +149,7 @@ class Helper(threading.Thread):
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as data: its type, its traceback, and whether a peer caused it."""
-    text, message = "".join(_trace(error)), str(error)
+    text, message = "".join(_trace(error)), _message(error)
     if short := _mismatch(message):
         text, message = text.replace(message, short), short
     return {
@@ -160,10 +161,17 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its own message cannot be made"
+
+
 def _lost_connection(error: BaseException) -> bool:
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
     return isinstance(error, (RuntimeError, OSError)) and any(
-        word in str(error) for word in words
+        word in _message(error) for word in words
     )
 
 
@@ -174,7 +182,9 @@ def _timed_out(error: BaseException) -> bool:
         "failed to pass monitoredBarrier",
         "received errors while waiting for send/recv",
     )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, RuntimeError) and any(
+        word in _message(error) for word in words
+    )
 
 
 def _mismatch(message: str) -> str | None:

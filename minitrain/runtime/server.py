@@ -120,7 +120,7 @@ class Supervisor:
     """Starts the ranks of one launch, watches them, and ends them.
 
     To the caller go ``("output", rank, stream, bytes)`` as it comes, and at the end
-    one ``("end", outcomes, folder)``. An outcome is a dict with any of the keys
+    one ``("end", outcomes)``. An outcome is a dict with any of the keys
     ``ok``, ``failed``, ``stalled``, ``report`` (as the rank sent them, with the time)
     and ``exit`` (the exit code; negative: the signal).
     """
@@ -128,8 +128,8 @@ class Supervisor:
     def __init__(self, caller: socket.socket) -> None:
         self.caller = caller
         self.job = receive(caller)
-        send(caller, "begun")
         self.folder = tempfile.mkdtemp(prefix="minitrain-")
+        send(caller, self.folder)
         self.selector = selectors.DefaultSelector()
         self.controls: dict[int, socket.socket] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
@@ -147,9 +147,9 @@ class Supervisor:
                 self._step()
             self._kill()
             self._drain()
-            send(self.caller, ("end", self.outcomes, self.folder))
+            send(self.caller, ("end", self.outcomes))
             with contextlib.suppress(EOFError, OSError):
-                receive(self.caller)  # the caller has read the results
+                receive(self.caller)  # the caller closes when it has read the results
         finally:
             self._kill()
             shutil.rmtree(self.folder, ignore_errors=True)

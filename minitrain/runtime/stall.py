@@ -70,11 +70,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank was doing: what it waits in, and its line in the user's code."""
+    """What one rank was doing: what it waits in, and its line in the user's code.
+
+    ``passed`` says how many collectives of each group it has left behind.
+    """
 
     waits: list[Wait] = field(default_factory=list)
     place: str = ""
     finished: bool = False
+    passed: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.finished:
@@ -139,7 +143,7 @@ class Recorder:
             Wait(**{**vars(wait), "seconds": now - since})
             for _, (wait, since) in entries
         ]
-        collectives = _collectives(now)
+        collectives = [_collective(entry, now) for entry in _flights(active=True)]
         if self._waited_for in self._pending:
             return messages + collectives
         return collectives + messages
@@ -163,22 +167,32 @@ def _point_to_point(
     )
 
 
-def _collectives(now: float) -> list[Wait]:
+def _flights(active: bool) -> list[dict[str, Any]]:
+    """Torch's record of this process's collectives: those in flight, or the others."""
     dump: Any = vars(c10d)["_dump_fr_trace"]  # the stubs do not know it
-    trace = pickle.loads(dump(True, False, True))
-    return [
-        Wait(
-            operator=entry["profiling_name"].partition(":")[2],
-            group=_ranks_of(entry["process_group"][0]),
-            sequence=entry["collective_seq_id"],
-            peer=None,
-            shapes=entry["input_sizes"],
-            dtypes=entry["input_dtypes"],
-            seconds=now - entry["time_created_ns"] / 1e9,
-        )
-        for entry in trace["entries"]
-        if not entry["retired"]
-    ]
+    entries = pickle.loads(dump(True, False, active))["entries"]
+    return [entry for entry in entries if entry["retired"] != active]
+
+
+def _collective(entry: dict[str, Any], now: float) -> Wait:
+    return Wait(
+        operator=entry["profiling_name"].partition(":")[2],
+        group=_ranks_of(entry["process_group"][0]),
+        sequence=entry["collective_seq_id"],
+        peer=None,
+        shapes=entry["input_sizes"],
+        dtypes=entry["input_dtypes"],
+        seconds=now - entry["time_created_ns"] / 1e9,
+    )
+
+
+def passed() -> dict[tuple[int, ...], int]:
+    """The number of the last collective of each group that has ended here."""
+    last: dict[tuple[int, ...], int] = {}
+    for entry in _flights(active=False):
+        group = _ranks_of(entry["process_group"][0])
+        last[group] = max(last.get(group, 0), entry["collective_seq_id"])
+    return last
 
 
 def _ranks_of(group_name: str) -> tuple[int, ...]:
@@ -267,14 +281,24 @@ def _missing(reports: dict[int, Report]) -> list[str]:
     verdict = []
     for (group, sequence), ranks in here.items():
         away = [r for r in group if (group, sequence) not in _steps(reports.get(r))]
-        if away:
-            operators = {reports[rank].waits[0].operator for rank in ranks}
-            step = operators.pop() if len(operators) == 1 else "step"
+        past = [r for r in away if _passed(reports.get(r), group) >= sequence]
+        never = [r for r in away if r not in past]
+        operators = {reports[rank].waits[0].operator for rank in ranks}
+        step = operators.pop() if len(operators) == 1 else "step"
+        waiting = f"{_ranks(ranks).capitalize()} wait{'s' * (len(ranks) == 1)} in"
+        waiting = f"{waiting} {step} #{sequence} for"
+        if never:
+            verdict.append(f"{waiting} {_ranks(never)}, which never called it.")
+        if past:
             verdict.append(
-                f"{_ranks(ranks).capitalize()} wait{'s' * (len(ranks) == 1)} in "
-                f"{step} #{sequence} for {_ranks(away)}, which never called it."
+                f"{waiting} {_ranks(past)}, which came out of it: their tensors differ "
+                "in shape or dtype (check=True names them)."
             )
     return verdict
+
+
+def _passed(report: Report | None, group: tuple[int, ...]) -> int:
+    return report.passed.get(group, 0) if report else 0
 
 
 def _steps(report: Report | None) -> set[tuple]:

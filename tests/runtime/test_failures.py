@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import time
 
@@ -22,6 +23,7 @@ def failure(kind, fn, ranks, **options):
 
 
 def raises_on_rank_2():
+    time.sleep(0.4 * (dist.get_rank() == 2))  # the others are in the barrier by then
     if dist.get_rank() == 2:
         raise ValueError("no such thing")  # the reader's own line
     dist.barrier()
@@ -77,6 +79,31 @@ def test_no_path_of_this_machine_in_a_traceback_through_torch():
 def test_a_result_that_cannot_be_returned():
     error = failure(RankError, lambda: (i for i in range(3)), 2)
     assert "a generator cannot be returned" in str(error)
+
+
+def test_an_exception_without_a_message_and_one_whose_message_fails():
+    assert "of 1 raised MemoryError\n" in str(
+        failure(RankError, lambda: bytearray(10**15), 1)
+    )
+
+    class WeirdError(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    def f():
+        raise WeirdError
+
+    assert failure(RankError, f, 1).cause == "WeirdError"
+
+
+def test_a_rank_that_is_busy_outside_python_cannot_answer():
+    def f():
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+            raise ValueError("cause")
+        re.match(r"(a+)+$", "a" * 30 + "b")  # seconds, and never lets go of the lock
+
+    assert "busy outside Python" in failure(RankError, f, 2).others[0]
 
 
 def test_exit_inside_a_rank():
@@ -159,6 +186,18 @@ def test_a_rank_that_never_arrives():
     assert error.verdict == [
         "Ranks 0 and 2 wait in all_reduce #1 for rank 1, which never called it."
     ]
+
+
+def test_a_rank_that_came_out_of_a_collective_of_another_shape_is_not_accused():
+    """gloo lets rank 0 go with the numbers it got; rank 1 waits for the rest."""
+
+    def f():
+        dist.barrier()
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+    (verdict,) = failure(StallError, f, 2, timeout=1).verdict
+    assert "rank 0, which came out of it" in verdict
+    assert "check=True" in verdict
 
 
 def test_a_stall_in_a_subgroup_names_its_ranks():

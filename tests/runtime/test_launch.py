@@ -141,6 +141,8 @@ def test_arguments_that_make_no_sense(arguments, error, words):
     ("options", "words"),
     [
         ({"timeout": 0}, "timeout=0"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"timeout": float("inf")}, "timeout=inf"),
         ({"backend": "mpi"}, "mpi.*gloo, nccl"),
         ({"threads": 0}, "threads=0"),
     ],
@@ -241,15 +243,14 @@ def test_nothing_is_left_when_the_caller_goes(tmp_path, number):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_nothing_is_left_when_the_server_or_the_supervisor_is_killed(victim):
-    with _script(LONG) as process:
+def test_nothing_is_left_when_the_server_or_the_supervisor_is_killed(tmp_path, victim):
+    with _script(LONG, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         assert process.stdout.readline() == "up\n"
         started = _descendants(process.pid)
         os.kill(started[victim], signal.SIGKILL)
-        if victim == 0:  # a launch that runs survives its server's death or ends
-            process.kill()
-        process.wait(10)
+        assert process.wait(10) == 1  # RankError: the supervisor died
         assert _all_gone(started)
+        assert not list(tmp_path.glob("minitrain-*"))
 
 
 def test_nothing_is_left_after_a_launch(tmp_path, monkeypatch):
