@@ -1,4 +1,4 @@
-"""What a model costs: parameters, operations, utilisation.
+"""What a model costs: parameters, operations, utilization.
 
 The closed forms of `minitrain.workload.formulas`, for a `ModelConfig`, and a counter to
 hold them against. What it costs in bytes is in `minitrain.workload.memory`.
@@ -161,7 +161,7 @@ def mfu(
     peak_flops: float,
     devices: int = 1,
 ) -> float:
-    """Model FLOPs utilisation (Chowdhery et al., arXiv:2204.02311, appendix B).
+    """Model FLOPs utilization (Chowdhery et al., arXiv:2204.02311, appendix B).
 
     Args:
         config: The model.
@@ -186,6 +186,6 @@ def hfu(
     devices: int = 1,
     recompute: bool = False,
 ) -> float:
-    """Hardware FLOPs utilisation: `mfu`, with what is computed again counted too."""
+    """Hardware FLOPs utilization: `mfu`, with what is computed again counted too."""
     done = step_flops(config, batch, seq, recompute)
     return done / (seconds * peak_flops * devices)

@@ -95,7 +95,7 @@ def test_model_operations_are_six_per_parameter_and_token_plus_attention():
     assert costs.model_flops(config, batch, seq) == linear + attention
 
 
-def test_utilisation():
+def test_utilization():
     config = PRESETS["llama3-8b"]
     needed, done = costs.model_flops(config, 1, 8192), costs.step_flops(config, 1, 8192)
     assert costs.mfu(config, 1, 8192, 2.0, needed, 4) == 1 / 8
