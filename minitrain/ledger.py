@@ -22,12 +22,14 @@ class Run:
         training_tokens: What it was trained on (the same).
         gpus: H100 SXM, eight to a host.
         peak_flops: Dense bf16 operations a second of one GPU (NVIDIA data sheet).
-        memory_bytes: Of one GPU: five stacks of 16 GiB, sold as 80 GB.
+        memory_bytes: Of one GPU: five stacks of 16 GiB, sold as 80 GB; its driver
+            leaves 79.6 GiB.
         network_bytes_per_second: One 400 Gbit/s adapter for each GPU, each way.
-        batch_tokens: Tokens of one optimizer step over all GPUs.
+        batch_tokens: Tokens of one optimizer step over all GPUs: our choice, eight
+            sequences for each GPU.
         sequence: Tokens of one sequence.
-        utilization: Model FLOPs utilization that arithmetic is assumed to reach; the
-            405B model of the same report reached 0.38 to 0.43.
+        utilization: Share of the peak at which a GPU is assumed to compute; training
+            the 405B model of the same report reached 0.38 to 0.43.
     """
 
     parameters: int = 8_030_261_248
@@ -84,20 +86,25 @@ def _messages() -> list[Entry]:
 def _counted() -> list[Entry]:
     """Chapter 2: all that a GPU holds, and all operations, with and without recompute.
 
-    Weights in bfloat16, AdamW with float32 master weights, one sequence at a time.
+    Weights in bfloat16, AdamW with float32 master weights, and eight micro-batches of
+    one sequence. What is computed again is computed at the same speed.
     """
     from minitrain.viz import Entry
-    from minitrain.workload import costs
+    from minitrain.workload import costs, formulas
     from minitrain.workload.memory import step_memory
     from minitrain.workload.presets import preset
 
     model, seq = preset("llama3-8b"), RUN.sequence
     payload = 2 * RUN.parameters
     gather = through_rank_0_seconds(payload, RUN.gpus, RUN.network_bytes_per_second)
+    head = formulas.matmul_flops(seq, model.hidden * model.vocab_size)
     lines = []
     for name, again in (("2  all counted", False), ("2  blocks recomputed", True)):
-        memory = step_memory(model, 1, seq, "bfloat16", again, fused=True)
-        flops = costs.forward_flops(model, 1, seq) * (4 if again else 3) / seq
-        seconds = RUN.arithmetic_seconds(RUN.gpus, flops) + gather
+        memory = step_memory(
+            model, 1, seq, "bfloat16", again, fused=True, accumulating=True
+        )
+        blocks = costs.forward_flops(model, 1, seq) - head
+        flops = costs.model_flops(model, 1, seq) + again * blocks
+        seconds = RUN.arithmetic_seconds(RUN.gpus, flops / seq) + gather
         lines.append(Entry(name, memory.peak_bytes, seconds))
     return lines
