@@ -193,6 +193,7 @@ def step_memory(
     fused: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
     foreach: bool = False,
+    accumulating: bool = False,
 ) -> StepMemory:
     """Memory of one AdamW step by kind, after the first step.
 
@@ -213,6 +214,8 @@ def step_memory(
         groups: Elements of the optimizer's parameters, in its groups and order; one
             group in the model's order if not given.
         foreach: Whether the optimizer takes all parameters of a group at once.
+        accumulating: Whether the step has several micro-batches of this size: from the
+            second on, all gradients are there from the start.
     """
     sizes = _Sizes(config, batch, seq, precision, fused)
     count, tensors = parameters(config), parameter_sizes(config)
@@ -234,6 +237,9 @@ def step_memory(
         "embedding": _embedding(sizes, gradient * count),
         "update": _moment(0, gradient * count, sizes.data + scratch),
     }
+    if accumulating:
+        own = 0 if config.tie_embeddings else gradient * sizes.table
+        moments = _accumulating(moments, gradient * count, own)
     inside = _saved_at_block(sizes, config.layers - 1, recompute)
     return StepMemory(
         parameters=lasting["parameters"],
@@ -246,6 +252,22 @@ def step_memory(
 
 def _moment(activations: int, gradients: int, other: int) -> Moment:
     return {"gradients": gradients, "activations": activations, "other": other}
+
+
+def _accumulating(
+    moments: dict[str, Moment], gradients: int, table: int
+) -> dict[str, Moment]:
+    """The moments with every gradient there.
+
+    A new gradient is added to the one that is kept, and freed: so the head's and the
+    embedding's own are a second copy at their moments.
+    """
+    extra = {"head": moments["head"]["gradients"], "embedding": table}
+    return {
+        name: moment
+        | {"gradients": gradients, "other": moment["other"] + extra.get(name, 0)}
+        for name, moment in moments.items()
+    }
 
 
 def _head(sizes: _Sizes, saved: int) -> Moment:

@@ -33,7 +33,7 @@ GPT = ModelConfig(
 
 
 def traced_step(
-    config, batch, seq, precision="float32", recompute=False, foreach=False
+    config, batch, seq, precision="float32", recompute=False, foreach=False, parts=1
 ):
     torch.manual_seed(0)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -46,11 +46,11 @@ def traced_step(
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
 
     def step():
-        accumulate(model, batches, TokenLoss(batch * seq))
+        accumulate(model, batches, TokenLoss(parts * batch * seq))
         optimizer.step()
 
-    sequences = torch.randint(0, config.vocab_size, (batch, seq + 1))
-    batches = [Batch.from_sequences(sequences)]
+    sequences = torch.randint(0, config.vocab_size, (parts * batch, seq + 1))
+    batches = [Batch.from_sequences(part) for part in sequences.split(batch)]
     step()  # the optimizer makes its state
     optimizer.zero_grad()
     with trace() as t:
@@ -96,6 +96,25 @@ def test_the_peak_of_the_presets_is_exact(name, precision, recompute):
     expected = memory.step_memory(PRESETS[name], 2, 64, precision, recompute)
     assert_kinds(t, expected)
     assert t.peak_total_bytes == expected.peak_bytes
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "autocast"])
+@pytest.mark.parametrize("name", ["tiny", "laptop", "laptop-gpt2"])
+def test_accumulation_keeps_every_gradient_through_the_step(name, precision, recompute):
+    config, batch, seq, parts = PRESETS[name], 2, 64, 3
+    t = traced_step(config, batch, seq, precision, recompute, parts=parts)
+    expected = memory.step_memory(
+        config, batch, seq, precision, recompute, accumulating=True
+    )
+    assert t.at_peak["gradients"] == expected.gradients
+    other_parts = (parts - 1) * (8 * batch * (seq + 1) + 8 * seq)  # their data
+    sums = 0 if expected.highest == "update" else 4 + 8  # of losses, of tokens
+    assert t.peak_total_bytes == expected.peak_bytes + other_parts + sums
+    single = memory.step_memory(config, batch, seq, precision, recompute)
+    assert expected.peak_bytes - single.peak_bytes > 0.9 * (
+        expected.gradients - single.at_peak["gradients"]
+    )
 
 
 def test_sixteen_bits_are_as_counted_but_for_the_norms_statistics():
