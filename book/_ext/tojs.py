@@ -1,8 +1,8 @@
 """JavaScript printed from the library's closed-form functions.
 
 The pages that calculate without a kernel run what this prints, so a formula stands in
-one place. It knows arithmetic, comparisons, conditions, assignments and calls of the
-functions it prints; anything else is refused with its line.
+one place. It knows arithmetic, comparisons, conditions, assignments, the fields of an
+argument and calls of the functions it prints; anything else is refused with its line.
 """
 
 import ast
@@ -10,6 +10,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
@@ -55,15 +56,19 @@ def to_js(*functions: Callable[..., Any]) -> str:
     """Print `functions`, which may call one another, as JavaScript.
 
     Args:
-        functions: Pure functions of numbers, strings and booleans.
+        functions: Pure functions of numbers, strings, booleans and records of them.
 
     Returns:
         One `function` declaration for each, in the order given.
 
     Raises:
         RefusedError: A function does something that cannot be printed; names the line.
+            Or two functions have one name.
     """
     known = {f.__name__: f for f in functions}
+    if len(known) < len(functions):
+        names = [f.__name__ for f in functions]
+        raise RefusedError(f"two of {sorted(n for n in names if names.count(n) > 1)}")
     return "\n".join(_Printer(f, known).function() for f in functions)
 
 
@@ -156,6 +161,9 @@ class _Printer:
                 return json.dumps(node.value)
             case ast.Name(id=name):
                 return self.name_of(node, name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                if name in self.locals:
+                    return f"{name}.{attr}"
             case ast.Tuple(elts=elements):
                 return f"[{', '.join(map(self.expression, elements))}]"
             case ast.BinOp():
@@ -215,20 +223,24 @@ class _Printer:
         return f"({' && '.join(pairs)})"
 
     def call(self, node: ast.Call) -> str:
-        match node.func:
-            case (
-                ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name)
-            ):
-                pass
-            case _:
-                raise self.refuse(node)
+        name, called = self.called(node)
         if name in self.known:
-            if self.globals.get(name) is not self.known[name]:
+            if called is not self.known[name]:
                 raise self.refuse(node)  # another function of that name
             return f"{name}({', '.join(self.arguments(node, self.known[name]))})"
         several = name not in ("max", "min") or len(node.args) > 1
         if name in BUILTIN and several and not node.keywords:
             return f"{BUILTIN[name]}({', '.join(map(self.expression, node.args))})"
+        raise self.refuse(node)
+
+    def called(self, node: ast.Call) -> tuple[str, Any]:
+        """The name that is called, and the function that it means here."""
+        match node.func:
+            case ast.Name(id=name):
+                return name, self.globals.get(name)
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                if isinstance(self.globals.get(module), ModuleType):
+                    return name, getattr(self.globals[module], name, None)
         raise self.refuse(node)
 
     def arguments(self, node: ast.Call, function: Callable[..., Any]) -> list[str]:

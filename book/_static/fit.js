@@ -1,28 +1,40 @@
-// "Will it fit?" Draws what the library's closed forms say. The functions and tables in
-// capitals (MODELS, PRECISIONS, OPTIMIZERS, fit) are printed from minitrain.
+// "Will it fit?" Draws what the library's closed forms say. The tables in capitals and
+// the functions of minitrain.workload.moments are printed from the library.
 
 const KINDS = ["parameters", "gradients", "optimizer state", "activations", "other"];
 
-function arguments_of(choice) {
-  return [
-    ...Object.values(MODELS[choice.model]),
-    choice.seq,
-    choice.batch,
-    ...Object.values(PRECISIONS[choice.precision]),
-    OPTIMIZERS[choice.optimizer],
-    choice.recompute ? 1 : 0,
-  ];
+const WHEN = {
+  "loss": "when the loss is differentiated",
+  "head": "in the backward pass of the head",
+  "last block": "in the backward pass of the last block",
+  "first block": "in the backward pass of the first block",
+  "embedding": "when the embedding is differentiated",
+  "update": "when the optimizer steps",
+};
+
+function sizesOf(choice) {
+  return {
+    ...MODELS[choice.model],
+    ...PRECISIONS[choice.precision],
+    moment_bytes: OPTIMIZERS[choice.optimizer],
+    seq: choice.seq,
+    batch: choice.batch,
+    recompute: choice.recompute ? 1 : 0,
+    fused: 1,
+    accumulating: choice.accumulating ? 1 : 0,
+    scratch_bytes: 0,
+  };
 }
 
-// Bytes of each kind at the higher of the step's two moments.
+// Bytes of each kind at the step's highest moment.
 function memoryOf(choice) {
-  const [weights, gradients, state, activations, atLoss, atUpdate] =
-    fit(...arguments_of(choice));
-  const loss = [weights, 0, state, activations, atLoss];
-  const update = [weights, gradients, state, 0, atUpdate];
-  const sum = (kinds) => kinds.reduce((a, b) => a + b, 0);
-  const higher = sum(loss) >= sum(update) ? loss : update;
-  return { kinds: higher, total: sum(higher), at: higher === loss ? "loss" : "update" };
+  const step = sizesOf(choice);
+  const [weights, state] = [weights_bytes(step), optimizer_bytes(step)];
+  const all = moments(step).map(([gradients, activations, other], i) => {
+    const kinds = [weights, gradients, state, activations, other];
+    return { kinds, total: kinds.reduce((a, b) => a + b, 0), at: MOMENTS[i] };
+  });
+  return all.reduce((a, b) => (b.total > a.total ? b : a));
 }
 
 function read(form) {
@@ -31,6 +43,7 @@ function read(form) {
     precision: form.precision.value,
     optimizer: form.optimizer.value,
     recompute: form.recompute.value === "yes",
+    accumulating: form.accumulating.value === "yes",
     seq: 2 ** form.seq.value,
     batch: 2 ** form.batch.value,
     capacity: form.device.value * 2 ** 30,
@@ -60,12 +73,10 @@ function draw(form) {
     .join("");
 
   const fits = total <= choice.capacity;
-  const moment = at === "loss" ? "when the loss is differentiated"
-    : "when the optimizer steps";
   document.querySelector(".fit-words").textContent = fits
-    ? `It fits: ${gib(total)} of ${gib(choice.capacity)}, highest ${moment}.`
+    ? `It fits: ${gib(total)} of ${gib(choice.capacity)}, highest ${WHEN[at]}.`
     : `It does not fit: ${gib(total)}, ${(total / choice.capacity).toFixed(1)} times ` +
-      `the device, highest ${moment}.`;
+      `the device, highest ${WHEN[at]}.`;
 }
 
 function fill(select, names, chosen) {

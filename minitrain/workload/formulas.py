@@ -3,7 +3,8 @@
 Each function takes and returns numbers, with yes and no as 1 and 0, and uses nothing
 but arithmetic and conditions. So the book prints these very functions as JavaScript
 for its page "Will it fit?". `minitrain.workload.costs` calls them with a model's
-configuration; every fact is stated once, here.
+configuration, `minitrain.workload.moments` puts the bytes of a step together; every
+fact is stated once, here.
 
 Symbols: a token is one position of one sequence of the (micro-)batch; `matmul_bytes`
 is the width of what matrix products read and write, `residual_bytes` that of the
@@ -33,6 +34,24 @@ def block_biases(
 ) -> int:
     """Elements of the biases of those matrices, in a model that has biases."""
     return (heads + 2 * kv_heads) * head_dim + hidden + (1 + gated) * ffn + hidden
+
+
+def block_parameters(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    gated: int,
+    centred: int,
+    bias: int,
+    parallel: int,
+) -> int:
+    """Parameters of a block: its matrices, their biases, and two norms or one."""
+    matrices = block_matrices(hidden, heads, kv_heads, head_dim, ffn, gated)
+    biases = block_biases(hidden, heads, kv_heads, head_dim, ffn, gated) if bias else 0
+    norm = norm_parameters(hidden, centred, bias)
+    return matrices + biases + (2 - parallel) * norm
 
 
 def parameter_count(
@@ -70,10 +89,9 @@ def parameter_count(
         embed_norm: 1 if a norm follows the embedding.
     """
     norm = norm_parameters(hidden, centred, bias)
-    block = block_matrices(hidden, heads, kv_heads, head_dim, ffn, gated)
-    if bias:
-        block = block + block_biases(hidden, heads, kv_heads, head_dim, ffn, gated)
-    block = block + (2 - parallel) * norm
+    block = block_parameters(
+        hidden, heads, kv_heads, head_dim, ffn, gated, centred, bias, parallel
+    )
     embedding = (vocab + position_rows) * hidden + embed_norm * norm
     return embedding + layers * block + norm + (1 - tied) * vocab * hidden
 
@@ -101,9 +119,9 @@ def step_flops(
     """Operations of forward and backward, as a counter sees them.
 
     Backward costs each product twice: for its input and for its weight. The attention
-    kernel keeps no probabilities and computes q k' again: 2.5 times its forward
-    (Dao et al., arXiv:2205.14135, section 3.1). With full recomputation each block's
-    forward runs once more.
+    kernel keeps no probabilities and computes q k' again (Dao et al., arXiv:2205.14135,
+    section 3.1): five products against the forward's two. With full recomputation each
+    block's forward runs once more.
 
     Args:
         layers: Number of blocks.
@@ -120,7 +138,7 @@ def model_flops(layers: int, block: int, attention: int, head: int) -> int:
     """Operations that a step cannot do without: three times the forward.
 
     Recomputation, of blocks or inside the attention kernel, is not work on the model:
-    model FLOPs utilisation leaves it out, hardware FLOPs utilisation counts it
+    model FLOPs utilization leaves it out, hardware FLOPs utilization counts it
     (Korthikanti et al., arXiv:2205.05198, appendix A).
     """
     return 3 * (layers * (block + attention) + head)
@@ -243,62 +261,3 @@ def saved_bytes(
 def logits_bytes(tokens: int, vocab: int) -> int:
     """One tensor of logits in float32."""
     return 4 * tokens * vocab
-
-
-# A whole model on a GPU, as the page "Will it fit?" asks
-
-
-def model_saved_bytes(
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    ffn: int,
-    kept: int,
-    centred: int,
-    rope: int,
-    parallel: int,
-    embed_norm: int,
-    tokens: int,
-    width: int,
-    recompute: int,
-) -> int:
-    """What a forward pass saves with fused kernels, all in `width` bytes an element.
-
-    Without the loss, whose share is logits, and without recomputation's own peak: the
-    inside of one block.
-    """
-    norm = norm_saved_bytes(hidden, centred, width, 1)
-    readers = readers_of_norms(0, parallel, 0)
-    norms = 2 - parallel
-    block = block_saved_bytes(
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn,
-        kept,
-        readers,
-        norms,
-        norm,
-        0,
-        width,
-        width,
-    )
-    outside = outside_saved_bytes(
-        hidden, head_dim, norm, rope, embed_norm, width, width
-    )
-    return saved_bytes(layers, tokens, block, outside, width * hidden, recompute)
-
-
-def step_peak_bytes(
-    weights: int, gradients: int, optimizer: int, saved: int, logits: int
-) -> int:
-    """Live bytes at the higher of a step's two summits.
-
-    When the loss is differentiated, all that is saved lives and three tensors of logits
-    (the log-probabilities, their gradient, the gradient of the logits), but no gradient
-    of a weight yet. When the optimizer steps, all gradients live and nothing saved.
-    """
-    return weights + optimizer + max(saved + 3 * logits, gradients)
