@@ -24,15 +24,13 @@ def init(timeout: float = 600.0) -> None:
     if dist.is_initialized():
         return
     limit = datetime.timedelta(seconds=timeout)
-    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        join(None, None, int(os.environ["RANK"]), _world(), limit, local)
+    given = os.environ
+    if "RANK" in given and "MASTER_ADDR" in given:
+        rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])
+        here = given.get("LOCAL_RANK", rank), given.get("LOCAL_WORLD_SIZE", size)
+        join(None, None, rank, size, limit, *map(int, here))
     else:
         join(None, dist.HashStore(), 0, 1, limit)
-
-
-def _world() -> int:
-    return int(os.environ["WORLD_SIZE"])
 
 
 def join(
@@ -41,6 +39,7 @@ def join(
     rank: int,
     world_size: int,
     timeout: datetime.timedelta,
+    local_rank: int | None = None,
     local_world_size: int | None = None,
 ) -> None:
     """Make the default group, and the default timeout of all groups made later.
@@ -48,14 +47,16 @@ def join(
     Args:
         backend: ``"gloo"``, ``"nccl"``, or None to choose by the GPUs there are.
         store: Where the ranks find each other; None under torchrun.
-        local_world_size: Ranks on this host, if not all of them.
+        local_rank: The rank's number on its host, if there are several hosts.
+        local_world_size: The number of ranks on this host, likewise.
     """
+    local_rank = rank if local_rank is None else local_rank
     local_world_size = local_world_size or world_size
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend is None:
         backend = "nccl" if gpus >= local_world_size else "gloo"
     if backend == "nccl":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(local_rank)
     elif world_size == local_world_size:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     where = {"init_method": "env://"} if store is None else {"store": store}

@@ -110,7 +110,11 @@ def _job(
         "cwd": os.getcwd(),
         "path": [entry or os.getcwd() for entry in sys.path],
         "argv": list(sys.argv),
-        "environment": {**os.environ, "OMP_NUM_THREADS": str(threads)},
+        "environment": {
+            "TORCH_FR_BUFFER_SIZE": "2000",  # NCCL keeps no record of calls otherwise
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+        },
     }
 
 

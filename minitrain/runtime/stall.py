@@ -169,8 +169,10 @@ def _point_to_point(
 
 def _flights(active: bool) -> list[dict[str, Any]]:
     """Torch's record of this process's collectives: those in flight, or the others."""
-    dump: Any = vars(c10d)["_dump_fr_trace"]  # the stubs do not know it
-    entries = pickle.loads(dump(True, False, active))["entries"]
+    entries: list[dict[str, Any]] = []
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):  # the second where NCCL is
+        if dump := vars(c10d).get(name):
+            entries += pickle.loads(dump(True, False, active))["entries"]
     return [entry for entry in entries if entry["retired"] != active]
 
 
