@@ -41,6 +41,45 @@ def test_a_stub_is_not_solved_yet(stub):
     assert not judge(DOUBLE, stub).solved
 
 
+class Hostile:
+    def __len__(self):
+        raise RuntimeError("no")
+
+    __repr__ = __eq__ = __len__
+    __hash__ = None
+
+
+class SilentError(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def exits(number):
+    raise SystemExit
+
+
+def raises_silently(number):
+    raise SilentError
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda n: Hostile(),
+        lambda n: 10**400,
+        lambda n: torch.ones(3, device="meta"),
+        lambda n: torch.eye(3).to_sparse(),
+        exits,
+        raises_silently,
+    ],
+)
+def test_whatever_an_answer_does_comes_back_as_a_verdict(answer):
+    for exercise in (DOUBLE, Exercise("tensor", lambda n: torch.ones(3), numbers)):
+        verdict = judge(exercise, answer)
+        assert not verdict.solved
+        assert verdict.text
+
+
 @pytest.mark.parametrize("right", [double, lambda n: n + n, lambda n: float(2 * n)])
 def test_a_right_answer_is_solved(right):
     verdict = judge(DOUBLE, right)

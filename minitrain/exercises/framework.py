@@ -98,7 +98,7 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
         where = _words(exercise, case)
         try:
             got = exercise.run(function, copy.deepcopy(case))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if _unwritten(error):
                 return Verdict(False, "not solved yet")
             return Verdict(False, f"your function raised {_reason(error)}{where}")
@@ -106,10 +106,20 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
             text = "not solved yet" if count == 1 else f"got nothing{where}"
             return Verdict(False, text)
         expected = exercise.expected(*copy.deepcopy(case))
-        if fault := difference(got, expected, exercise.tolerance):
+        if fault := _compared(got, expected, exercise.tolerance):
             return Verdict(False, f"not yet: {fault}{where}")
     plural = "s" if count > 1 else ""
     return Verdict(True, f"solved ({count} case{plural})" if count > 1 else "solved")
+
+
+def _compared(got: Any, expected: Any, tolerance: float) -> str:
+    """The difference in words, also where the reader's value resists a comparison."""
+    try:
+        return difference(got, expected, tolerance)
+    except Exception:
+        return (
+            f"expected {short(expected)}, and your {type(got).__name__} is not like it"
+        )
 
 
 def is_stub(value: Any) -> bool:
@@ -129,14 +139,17 @@ def _words(exercise: Exercise, case: Case) -> str:
     return f", for {', '.join(pairs)}" if pairs else ""
 
 
-def _unwritten(error: Exception) -> bool:
+def _unwritten(error: BaseException) -> bool:
     in_rank = isinstance(error, RankError) and "NotImplementedError" in error.cause
     return in_rank or isinstance(error, NotImplementedError)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """An exception in one line; of a launch, the line that names the rank."""
-    first = str(error).strip().split("\n", 1)[0]
+    try:
+        first = str(error).strip().partition("\n")[0]
+    except Exception:
+        first = ""
     if isinstance(error, RankError):
         return f"{error.cause} on rank {error.rank} ({first})"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

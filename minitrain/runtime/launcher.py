@@ -65,7 +65,7 @@ def launch(
         finally:
             printer.close()
         _raise_failure(outcomes, timeout, folder)
-        return [_load(folder / f"result{rank}") for rank in range(ranks)]
+        return [_load(folder, rank) for rank in range(ranks)]
 
 
 def _job(
@@ -225,8 +225,13 @@ def _follow(caller: socket.socket, folder: Path, printer: "_Printer") -> list[di
         printer.take(*content)
 
 
-def _load(path: Path) -> Any:
-    return pickle.loads(path.read_bytes())[1]
+def _load(folder: Path, rank: int) -> Any:
+    try:
+        return pickle.loads((folder / f"result{rank}").read_bytes())[1]
+    except Exception as error:
+        kind = type(error).__name__
+        text = f"what rank {rank} returned cannot be read here: {kind}: {error}"
+        raise RankError(text, rank, kind) from error
 
 
 class _Printer:
@@ -275,12 +280,14 @@ def _raise_failure(outcomes: list[dict], timeout: float, folder: Path) -> None:
     if signals:
         rank = min(signals)
         name = signal.Signals(-signals[rank]).name
-        _raise_death(outcomes, rank, name, f"was killed by {_meaning(name)}", folder)
+        text = f"was killed by {_meaning(name)}{_late(outcomes[rank])}"
+        _raise_death(outcomes, rank, name, text, folder)
     if causes:
         _raise_exception(outcomes, min(causes, key=lambda r: causes[r][0]))
     if dead:
         rank, code = min(dead.items())
-        text = f"left with exit code {code} before its function returned"
+        late = _late(outcomes[rank]) or " before its function returned"
+        text = f"left with exit code {code}{late}"
         _raise_death(outcomes, rank, f"exit {code}", text, folder)
     if any("stalled" in o for o in outcomes) or any(
         f[1]["timed_out"] for f in failed.values()
@@ -291,7 +298,12 @@ def _raise_failure(outcomes: list[dict], timeout: float, folder: Path) -> None:
 
 
 def _died(outcome: dict[str, Any]) -> bool:
-    return "exit" in outcome and not ({"ok", "failed"} & set(outcome))
+    return "exit" in outcome and "failed" not in outcome
+
+
+def _late(outcome: dict[str, Any]) -> str:
+    returned = "ok" in outcome
+    return " after its function had returned, while others still ran" * returned
 
 
 def _meaning(name: str) -> str:
@@ -359,7 +371,8 @@ def _doing(outcome: dict[str, Any]) -> str:
         failure = outcome["failed"][1]
         if failure["lost_connection"]:
             return "lost its connection to a peer"
-        return f"raised {failure['type']}: {failure['message'].splitlines()[0]}"
+        first = failure["message"].strip().partition("\n")[0]
+        return "raised " + ": ".join(filter(None, (failure["type"], first)))
     for kind in ("stalled", "report"):
         if kind in outcome:
             return str(outcome[kind][1])

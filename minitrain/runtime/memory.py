@@ -77,6 +77,8 @@ class Storages:
             found: If we have not met it before, it is older than this moment.
             forward: If we have not met it before, backward did not make it.
         """
+        if tensor.layout is not torch.strided:  # sparse: its parts are met themselves
+            return _Storage(OTHER, 0, True, False)
         storage = tensor.untyped_storage()
         known = self._live.get(storage._cdata)
         if known is None:

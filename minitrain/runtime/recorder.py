@@ -184,7 +184,8 @@ class Recorder(TorchDispatchMode):
             storage = self.storages.see(tensor)
             if not storage.found and storage.kind == memory.OTHER:
                 storage.kind = memory.ACTIVATIONS
-        return tensor
+        # An output that its own graph keeps would never be freed: detach it.
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Step hook: what an optimizer steps are parameters and gradients."""

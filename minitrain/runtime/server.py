@@ -122,14 +122,13 @@ class Supervisor:
     To the caller go ``("output", rank, stream, bytes)`` as it comes, and at the end
     one ``("end", outcomes)``. An outcome is a dict with any of the keys
     ``ok``, ``failed``, ``stalled``, ``report`` (as the rank sent them, with the time)
-    and ``exit`` (the exit code; negative: the signal).
+    and ``exit`` (the code with which it left too early; negative: the signal).
     """
 
     def __init__(self, caller: socket.socket) -> None:
         self.caller = caller
         self.job = receive(caller)
         self.folder = tempfile.mkdtemp(prefix="minitrain-")
-        send(caller, self.folder)
         self.selector = selectors.DefaultSelector()
         self.controls: dict[int, socket.socket] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
@@ -140,6 +139,7 @@ class Supervisor:
     def run(self) -> None:
         """Run the launch to its end; nothing of it is left when this returns."""
         try:
+            send(self.caller, self.folder)  # the caller may have gone while we started
             for rank in range(self.job["ranks"]):
                 self._start(rank)
             self.selector.register(self.caller, selectors.EVENT_READ, ("caller", 0))
@@ -254,8 +254,8 @@ class Supervisor:
                 continue
             del self.alive[pid]
             _kill_group(pid)  # what the rank has started itself
-            self.outcomes[rank]["exit"] = os.waitstatus_to_exitcode(status)
             if not self.released:
+                self.outcomes[rank]["exit"] = os.waitstatus_to_exitcode(status)
                 self._begin_to_end()
 
     # ---- ending

@@ -163,7 +163,7 @@ class Transformer(nn.Module):
     every stage. Without `embed` the input is hidden states, without `head` the output.
 
     Built on the meta device it allocates nothing; `to_empty` and `init_weights` make
-    it real. Elsewhere it is initialised at once, from `seed`.
+    it real. Elsewhere it is initialized at once, from `seed`.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -79,6 +80,36 @@ def test_no_path_of_this_machine_in_a_traceback_through_torch():
 def test_a_result_that_cannot_be_returned():
     error = failure(RankError, lambda: (i for i in range(3)), 2)
     assert "a generator cannot be returned" in str(error)
+
+
+def test_ranks_that_all_raise_without_a_message():
+    def f():
+        raise AssertionError
+
+    error = failure(RankError, f, 2)
+    assert error.cause == "AssertionError"
+    assert list(error.others.values()) == ["raised AssertionError"]
+
+
+def test_a_rank_that_dies_after_it_has_returned():
+    def f():
+        if dist.get_rank() == 0:
+            time.sleep(60)
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    error = failure(RankError, f, 2)
+    assert (error.rank, error.cause) == (1, "SIGKILL")
+    assert "after its function had returned" in str(error)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+def test_a_result_that_cannot_be_read_names_its_rank():
+    error = failure(RankError, lambda: dist.get_rank() and Unreadable(), 2)
+    assert (error.rank, error.cause) == (1, "ZeroDivisionError")
 
 
 def test_an_exception_without_a_message_and_one_whose_message_fails():

@@ -394,6 +394,28 @@ def test_storage_resizes_are_seen():
     assert [delta for *_, delta in t.memory[:5]] == [400, -400, 200, 400, 600]
 
 
+def test_a_graph_that_is_dropped_without_backward_is_freed():
+    """Saved outputs (of exp, softmax, norms) must not keep their own graph alive."""
+    x = torch.randn(1000, requires_grad=True)
+    with trace() as t:
+        for _ in range(5):
+            y = x.exp()
+            del y
+    assert t.peak_total_bytes == 2 * 4000  # the leaf and one output
+    with trace() as t:
+        (first,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(second, x.exp())
+
+
+def test_sparse_tensors_pass():
+    table = nn.Embedding(10, 3, sparse=True)
+    with trace() as t:
+        table(torch.tensor([1, 1, 7])).sum().backward()
+    assert table.weight.grad.is_sparse
+    assert t.peak_bytes["parameters"] == 10 * 3 * 4
+
+
 def test_views_cost_nothing_and_data_made_inside_is_born_inside():
     with trace() as t:
         x = torch.tensor([1.0, 2.0, 3.0, 4.0])
