@@ -34,7 +34,7 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/mypy
 
 lab: $(READY)  ## open the notebooks in Jupyter Lab
-	@$(BIN)/jupyter lab --notebook-dir=notebooks
+	@$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: $(READY)  ## run again the notebooks that changed (ALL=1: all of them)
 	@$(BIN)/python tools/notebooks.py $(if $(ALL),--all)
