@@ -1,7 +1,7 @@
 """Checkpoints that exist whole or not at all, and from which a run goes on exactly.
 
     run/latest                       the name of the folder below that counts
-    run/step-00000100/about.json     step, model, run state, length and digest of files
+    run/step-00000100/about.json     step, model, run state; digests of files and itself
     run/step-00000100/*.safetensors  weights, optimizer state, each rank's own state
 
 All files are written and flushed into a temporary folder, the folder gets its name,
@@ -14,13 +14,13 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -54,10 +54,11 @@ def save_checkpoint(
     ranks: Sequence[Mapping[str, Tensor]],
     keep: int = 2,
 ) -> Path:
-    """Writes a checkpoint, points `latest` at it and removes the oldest ones.
+    """Writes a checkpoint, points `latest` at it and removes all but the last few.
 
-    One process calls this. State that differs between ranks comes in `ranks`, one entry
-    for each, and is stored under keys of its own.
+    Checkpoints of later steps, left by a run that then went on from an earlier one, are
+    removed too. One process calls this. State that differs between ranks comes in
+    `ranks`, one entry for each, and is stored under keys of its own.
 
     Args:
         folder: the run's folder.
@@ -80,15 +81,16 @@ def save_checkpoint(
         for name, value in own.items()
     }
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=folder))
+    made = folder / ".step"
+    shutil.rmtree(made, ignore_errors=True)  # left by a writer that was killed
     try:
+        made.mkdir()
         for name, content in (
             ("model", weights),
             ("optimizer", tensors),
             ("ranks", rank_tensors),
         ):
-            contiguous = {key: value.contiguous() for key, value in content.items()}
-            save_file(contiguous, made / f"{name}.safetensors")
+            _save_tensors(content, made / f"{name}.safetensors")
         about = {
             "format": FORMAT,
             "step": step,
@@ -98,6 +100,7 @@ def save_checkpoint(
             "ranks": len(ranks),
             "files": {p.name: _fingerprint(p) for p in sorted(made.iterdir())},
         }
+        about["digest"] = _digest(about)
         (made / "about.json").write_text(json.dumps(about, indent=1))
         for path in (*made.iterdir(), made):
             _flush(path)
@@ -107,9 +110,7 @@ def save_checkpoint(
     finally:
         shutil.rmtree(made, ignore_errors=True)
     _point(folder, target.name)
-    for old in _checkpoints(folder)[:-keep]:
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
+    _remove_others(target, keep)
     return target
 
 
@@ -117,15 +118,22 @@ def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of a run that counts; None if there is none yet.
 
     Raises:
-        ValueError: `latest` names a folder that is not there.
+        ValueError: `latest` cannot be read, or names no checkpoint that is there.
     """
     pointer = folder / "latest"
-    if not pointer.is_file():
+    try:
+        name = pointer.read_text(errors="replace").strip()
+    except FileNotFoundError:
         return None
-    target = folder / pointer.read_text().strip()
-    if not target.is_dir():
-        raise _damaged(target, "is not there")
-    return target
+    except OSError as error:
+        raise ValueError(f"cannot read which checkpoint counts: {error}") from error
+    there = [path.name for path in _checkpoints(folder)]
+    if name not in there:
+        raise ValueError(
+            f"{pointer} names {name!r}, which is not there; write one of these "
+            f"checkpoints into it: {', '.join(there) or 'there is none'}"
+        )
+    return folder / name
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -135,13 +143,14 @@ def read_about(path: Path) -> dict[str, Any]:
         ValueError: a file is missing, cut short or changed, or the format is unknown.
     """
     try:
-        about = json.loads((path / "about.json").read_text())
-        files = about["files"]
-    except (OSError, ValueError, KeyError) as error:
+        about = dict(json.loads((path / "about.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise _damaged(path, f"has no readable about.json ({error})") from error
     if (found := about.get("format")) != FORMAT:
         raise _damaged(path, f"has format {found}, and this reads {FORMAT}")
-    for name, (size_bytes, digest) in files.items():
+    if about.pop("digest", None) != _digest(about):
+        raise _damaged(path, "has another about.json than was written")
+    for name, (size_bytes, digest) in about["files"].items():
         file = path / name
         if not file.is_file():
             raise _damaged(path, f"lacks {name}")
@@ -229,10 +238,31 @@ def _load_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": numbered})
 
 
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
+    try:
+        save_file(contiguous, path)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(f"cannot write {path.name}: {error}") from error
+
+
+def _remove_others(newest: Path, keep: int) -> None:
+    """Leaves `newest` and the ones before it, `keep` in all."""
+    paths = _checkpoints(newest.parent)
+    end = paths.index(newest) + 1
+    for path in (*paths[: max(0, end - keep)], *paths[end:]):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest step first."""
     named = (p for p in folder.iterdir() if re.fullmatch(r"step-\d{8}", p.name))
     return sorted(named)
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    """Of the values of about.json, however they are laid out."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _fingerprint(path: Path) -> tuple[int, str]:
@@ -260,7 +290,7 @@ def _point(folder: Path, name: str) -> None:
 
 
 def _damaged(path: Path, why: str) -> ValueError:
-    others = [p.name for p in _checkpoints(path.parent) if p != path]
+    others = [p.name for p in _checkpoints(path.parent) if p.name < path.name]
     hint = (
         f"; to go on from {others[-1]}, write that name into latest" if others else ""
     )

@@ -2,11 +2,14 @@
 
 import copy
 import dataclasses
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from minitrain.testing import assert_all_close, weights
@@ -91,12 +94,53 @@ def test_the_newest_few_are_kept(tmp_path: Path) -> None:
         save(tmp_path, step)
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["latest", "step-00000010", "step-00000200"]
-    # Gone back to step 10 and on from there: its checkpoints count, however old.
-    save(tmp_path, 11, keep=1)
+    # Gone back to step 10 and on from there: step 200 is of another run now.
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000200"
+    save(tmp_path, 11)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["latest", "step-00000010", "step-00000011"]
     assert latest_checkpoint(tmp_path) == tmp_path / "step-00000011"
-    assert (tmp_path / "step-00000011").is_dir()
     save(tmp_path, 11, keep=1)
     assert read_about(tmp_path / "step-00000011")["step"] == 11
+    assert not (tmp_path / "step-00000010").exists()
+
+
+def test_a_later_checkpoint_is_no_way_to_go_on(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (tmp_path / "step-00000009").mkdir()
+    cut(path / "model.safetensors")
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        read_about(path)
+    assert "step-00000009" not in str(caught.value)
+
+
+def test_a_killed_writer_is_cleared_up_after_and_folders_are_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_fingerprint", lambda _: 1 / 0)
+        patch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path, 1)
+    assert len(list(tmp_path.iterdir())) == 1
+    before = os.umask(0o022)
+    try:
+        path = save(tmp_path, 2)
+    finally:
+        os.umask(before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", path.name]
+    assert path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_full_disk_is_an_os_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=r"cannot write model.safetensors: .*No space"):
+        save(tmp_path, 1)
 
 
 @pytest.mark.parametrize("name", ["save_file", "_fingerprint", "_flush", "_point"])
@@ -152,6 +196,14 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def flip_all(path: Path) -> None:
+    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
@@ -159,6 +211,11 @@ def flip(path: Path) -> None:
         ("optimizer.safetensors", flip, "other bytes in optimizer.safetensors"),
         ("ranks.safetensors", Path.unlink, "lacks ranks.safetensors"),
         ("about.json", cut, "no readable about.json"),
+        ("about.json", flip_all, "no readable about.json"),
+        ("about.json", lambda p: p.write_text("[1]"), "no readable about.json"),
+        ("about.json", lambda p: edit(p, files={}), "another about.json than was"),
+        ("about.json", lambda p: edit(p, step="2"), "another about.json than was"),
+        ("about.json", lambda p: edit(p, format=0), "has format 0, and this reads 1"),
     ],
 )
 def test_torn_files_are_found(
@@ -190,5 +247,17 @@ def test_another_model_is_refused_by_what_differs(tmp_path: Path) -> None:
 def test_a_run_without_checkpoints(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
     (tmp_path / "latest").write_text("step-00000007\n")
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match=r"names 'step-0\w+7', which is not there"):
+        latest_checkpoint(tmp_path)
+
+
+def test_a_pointer_to_nothing_says_what_there_is(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    for content in (b"", b"\xff\xfe", b".", b"../step-00000003"):
+        (tmp_path / "latest").write_bytes(content)
+        with pytest.raises(ValueError, match=r"is not there; write .*: step-00000003"):
+            latest_checkpoint(tmp_path)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(ValueError, match="cannot read which checkpoint counts"):
         latest_checkpoint(tmp_path)
