@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -61,7 +60,8 @@ def prepare(
         shard_tokens: the most tokens in one shard.
 
     Raises:
-        ValueError: no room for bytes in `vocab_size`, or `cache` cannot be written.
+        ValueError: no room for bytes in `vocab_size`, `cache` cannot be written, or a
+            file has changed since `corpus` was scanned.
     """
     recipe = (FORMAT, corpus.digest, vocab_size, VALIDATION_SHARE, shard_tokens)
     entry = cache / hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
@@ -95,7 +95,7 @@ def open_data(entry: Path) -> Data:
         names = json.loads((entry / "shards.json").read_text())
         tokenizer = Tokenizer.load(entry / "tokenizer.json")
         shards = {name: read_shard(entry / name, tokenizer) for name in names}
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, TypeError, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{entry} is damaged ({error}); delete it to have it made anew"
         ) from error
@@ -180,8 +180,13 @@ def _lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` if the block ends well."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """A temporary folder that becomes `folder` if the block ends well.
+
+    It has one name, so that the next try clears up after one that was killed.
+    """
+    made = folder.with_name(f".{folder.name}")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
     try:
         yield made
         made.rename(folder)

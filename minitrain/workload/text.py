@@ -2,7 +2,7 @@
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +16,23 @@ class Corpus:
 
     Attributes:
         root: the folder.
-        names: files that hold UTF-8 text, relative to `root`, sorted.
-        validation: those of `names` kept for validation.
+        contents: SHA-256 of each file that holds UTF-8 text, by its name relative to
+            `root`; the names are sorted.
+        validation: those names that are kept for validation.
         undecodable: files left out because they are not text.
         digest: SHA-256 over all names and contents.
     """
 
     root: Path
-    names: tuple[str, ...]
+    contents: Mapping[str, str]
     validation: frozenset[str]
     undecodable: int
     digest: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files that hold UTF-8 text, relative to `root`, sorted."""
+        return tuple(self.contents)
 
     def train_documents(self) -> Iterator[str]:
         """The texts to train on, one document at a time."""
@@ -43,7 +49,11 @@ class Corpus:
                 yield self._read(name)
 
     def _read(self, name: str) -> str:
-        return (self.root / name).read_bytes().decode()
+        """The text that was scanned; what it is now would pass for it for ever."""
+        data = _read_bytes(self.root / name)
+        if hashlib.sha256(data).hexdigest() != self.contents[name]:
+            raise ValueError(f"{self.root / name} changed while it was read; try again")
+        return data.decode()
 
     def _parts(self, name: str) -> list[str]:
         """The document; a lone one is cut in two at a line, its end for validation."""
@@ -70,7 +80,7 @@ def scan(folder: Path | None = None) -> Corpus:
     side.
 
     Raises:
-        ValueError: there is no such folder, or no text in it.
+        ValueError: there is no such folder, no text in it, or a file cannot be read.
     """
     root = standard_library() if folder is None else folder
     pattern = "*.py" if folder is None else "*"
@@ -83,20 +93,28 @@ def scan(folder: Path | None = None) -> Corpus:
             continue
         if folder is None and not NOT_LIBRARY.isdisjoint(name.parts):
             continue
-        data = path.read_bytes()
+        data = _read_bytes(path)
         if not data.strip():
             continue
         if not _is_text(data):
             undecodable += 1
             continue
         contents[name.as_posix()] = hashlib.sha256(data).hexdigest()
-        digest.update(f"{name.as_posix()}\0{contents[name.as_posix()]}\0".encode())
+        line = f"{name.as_posix()}\0{contents[name.as_posix()]}\0"
+        digest.update(line.encode(errors="surrogateescape"))  # names may be any bytes
     if not contents:
         raise ValueError(
             f"no text in {root}: {undecodable} files are not UTF-8, no others hold any"
         )
     validation = _choose(contents)
-    return Corpus(root, tuple(contents), validation, undecodable, digest.hexdigest())
+    return Corpus(root, contents, validation, undecodable, digest.hexdigest())
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the text: {error}") from error
 
 
 def _is_text(data: bytes) -> bool:

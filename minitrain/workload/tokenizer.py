@@ -55,8 +55,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Reads what `save` wrote."""
-        return cls(path.read_text(encoding="utf-8"))
+        """Reads what `save` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds no vocabulary.
+        """
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(text)
+        except Exception as error:  # tokenizers raises no narrower one
+            raise ValueError(
+                f"{path} holds no vocabulary ({error}); delete {path.parent} to have "
+                "it made anew"
+            ) from error
 
     def save(self, path: Path) -> None:
         """Writes the vocabulary as JSON, the format of the `tokenizers` library."""

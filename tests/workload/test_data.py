@@ -1,6 +1,7 @@
 """Text, vocabulary and shards: complete, disjoint, made once, and refused if torn."""
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,36 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
         scan(tmp_path / "nowhere")
 
 
+def test_names_may_be_any_bytes(folder: Path) -> None:
+    before = scan(folder)
+    (folder / os.fsdecode(b"n\xe4me.txt")).write_text("text")
+    corpus = scan(folder)
+    assert len(corpus.names) == len(before.names) + 1
+    assert corpus.digest != before.digest
+    assert "text" in [*corpus.train_documents(), *corpus.validation_documents()]
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ValueError, match=r"cannot read the text: .*denied: '.*00.txt'"):
+        scan(folder)
+
+
+def test_text_that_changes_after_the_scan_is_not_kept(
+    folder: Path, tmp_path: Path
+) -> None:
+    corpus, cache = scan(folder), tmp_path / "cache"
+    (folder / "00.txt").write_text("CHANGED")
+    with pytest.raises(ValueError, match=r"00.txt changed while it was read"):
+        prepare(corpus, 300, cache)
+    assert not [p for p in cache.iterdir() if p.is_dir()]
+
+
 def test_any_text_comes_back(folder: Path) -> None:
     tokenizer = Tokenizer.train(scan(folder).train_documents(), 300)
     assert tokenizer.vocab_size == 300
@@ -164,7 +195,14 @@ def test_an_interrupted_writer_leaves_nothing_to_trust(
         with pytest.raises(KeyboardInterrupt):
             prepare(scan(folder), 280, cache)
     assert not [p for p in cache.iterdir() if p.is_dir()]
-    open_data(prepare(scan(folder), 280, cache))
+    with monkeypatch.context() as patch:  # killed: not even time to clear up
+        patch.setattr(dataset.json, "dumps", die)
+        patch.setattr(dataset.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(scan(folder), 280, cache)
+    entry = prepare(scan(folder), 280, cache)
+    assert [p for p in cache.iterdir() if p.is_dir()] == [entry]
+    open_data(entry)
 
 
 def cut(path: Path) -> None:
@@ -204,6 +242,18 @@ def test_a_damaged_shard_is_one_clear_error(
     damage(entry / "train-00000.tokens")
     with pytest.raises(ValueError, match=message):
         open_data(entry)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "shards.json"])
+@pytest.mark.parametrize("content", [b'{"a"', b"\xff", b"[1]"])
+def test_a_damaged_list_or_vocabulary_is_one_clear_error(
+    folder: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    entry = prepare(scan(folder), 280, tmp_path / "cache")
+    (entry / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"delete .* to have it made anew") as caught:
+        open_data(entry)
+    assert str(entry) in str(caught.value)
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_error(
