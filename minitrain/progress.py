@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ from tqdm import tqdm
 from minitrain import runtime
 
 LOG_EVERY = 10  # steps between lines where there is no terminal for a bar
+
+
+def say(text: str) -> None:
+    """Prints a line at once; a character that cannot be shown becomes an escape."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class Log:
@@ -32,9 +39,7 @@ class Log:
         self.path, self.steps = folder / "metrics.jsonl", steps
         self.active = runtime.rank() == 0
         if self.active:
-            lines = _lines(self.path)
-            kept = [line for line in lines if json.loads(line)["step"] <= done]
-            self.path.write_text("".join(kept))
+            _drop_after(self.path, done)
         self.bar = tqdm(
             total=steps,
             initial=done,
@@ -48,14 +53,13 @@ class Log:
         if not self.active:
             return
         self._keep(metrics)
-        loss = math.nan if metrics["loss"] is None else metrics["loss"]
         rate, mfu = metrics["tokens_per_second"], metrics["mfu"]
-        text = f"loss {loss:.3f}, {rate:,.0f} tokens/s, MFU {mfu:.0%}"
+        text = f"loss {metrics['loss']:.3f}, {rate:,.0f} tokens/s, MFU {mfu:.0%}"
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
         step = metrics["step"]
         if self.bar.disable and (step % LOG_EVERY == 0 or step in (1, self.steps)):
-            print(f"step {step}/{self.steps}: {text}", flush=True)
+            say(f"step {step}/{self.steps}: {text}")
 
     def validation(self, step: int, loss: float) -> None:
         """Shows and keeps a validation loss."""
@@ -66,7 +70,7 @@ class Log:
         """Prints a line without breaking the bar."""
         if self.active:
             self.bar.clear()
-            print(text, flush=True)
+            say(text)
             self.bar.refresh()
 
     def close(self) -> None:
@@ -76,12 +80,28 @@ class Log:
 
     def _keep(self, figures: dict[str, Any]) -> None:
         if self.active:
+            finite = {
+                name: value if math.isfinite(value) else None  # JSON has no NaN
+                for name, value in figures.items()
+            }
             with self.path.open("a") as file:
-                file.write(json.dumps(figures) + "\n")
+                file.write(json.dumps(finite) + "\n")
 
 
-def _lines(path: Path) -> list[str]:
-    """The whole lines of a file; a last one that was cut short is not one of them."""
-    if not path.exists():
-        return []
-    return [s for s in path.read_text().splitlines(keepends=True) if s.endswith("\n")]
+def _drop_after(path: Path, step: int) -> None:
+    """Leaves the whole lines of a file up to a step; the file is whole at all times."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    lines = text.splitlines(keepends=True)
+    kept = "".join(line for line in lines if _is_up_to(line, step))
+    if kept != text:
+        beside = path.with_name(f".{path.name}")
+        beside.write_text(kept)
+        beside.replace(path)
+
+
+def _is_up_to(line: str, step: int) -> bool:
+    """Whether this is a line of figures, not cut short, and of no later step."""
+    try:
+        return line.endswith("\n") and json.loads(line)["step"] <= step
+    except (ValueError, LookupError, TypeError):
+        return False

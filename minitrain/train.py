@@ -10,7 +10,10 @@ runs `minitrain.trainer.train`.
 
 import contextlib
 import dataclasses
+import fcntl
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -25,6 +28,8 @@ import torch
 import torch.distributed as dist
 
 from minitrain import options, runtime
+from minitrain.progress import say
+from minitrain.runtime.launcher import MAX_RANKS
 from minitrain.trainer import Job, Metrics, TrainConfig, train
 from minitrain.workload.checkpoint import check_model, latest_checkpoint, read_about
 from minitrain.workload.config import ModelConfig
@@ -35,6 +40,8 @@ from minitrain.workload.presets import preset
 from minitrain.workload.text import scan
 
 INTERRUPTED = 130  # exit code of a run that was asked to stop, as shells give it
+MAX_THREADS = 1024
+MAX_SEED = 2**63 - 1
 
 
 def main(args: list[str]) -> int:
@@ -43,11 +50,17 @@ def main(args: list[str]) -> int:
     0: done. 130: stopped by a signal, with a checkpoint. 2: the options or files make
     no sense, and nothing was changed. 1: the run failed.
     """
-    try:
-        config = parse(args)
-        job = _plan_here(config) if config.ranks > 1 else _plan_together(config)
-    except ValueError as error:
-        return _end(error, 2)
+    with contextlib.ExitStack() as held:
+        try:
+            config = parse(args)
+            planned = _plan_here if config.ranks > 1 else _plan_together
+            job = planned(config, held)
+        except ValueError as error:
+            return _end(error, 2)
+        return _run(job)
+
+
+def _run(job: Job) -> int:
     try:
         with stop_on_signal(job.folder / "stop"):
             metrics = _start(job)
@@ -71,19 +84,22 @@ def _start(job: Job) -> Metrics:
     return runtime.launch(train, ranks, job, timeout=600.0, threads=threads)[0]
 
 
-def _plan_here(config: TrainConfig) -> Job:
+def _plan_here(config: TrainConfig, held: contextlib.ExitStack) -> Job:
     if dist.is_torchelastic_launched():
         raise ValueError("torchrun has started the ranks already; leave out --ranks")
-    return plan(config, config.ranks)
+    return _plan_alone(config, config.ranks, held)
 
 
-def _plan_together(config: TrainConfig) -> Job:
+def _plan_together(config: TrainConfig, held: contextlib.ExitStack) -> Job:
     """Plans on rank 0 for all; another host's cache is filled on the way."""
+    joined = dist.is_initialized()
     runtime.init()
+    if not joined and runtime.world_size() == 1:  # a larger one may wait for others
+        held.callback(dist.destroy_process_group)
     made: list[Job | str] = [""]
     if runtime.rank() == 0:
         try:
-            made = [plan(config, runtime.world_size())]
+            made = [_plan_alone(config, runtime.world_size(), held)]
         except ValueError as error:
             made = [str(error)]
     dist.broadcast_object_list(made)
@@ -93,6 +109,30 @@ def _plan_together(config: TrainConfig) -> Job:
     if not job.data.is_dir():
         prepare(scan(config.text), job.model.vocab_size, config.cache)
     return job
+
+
+def _plan_alone(config: TrainConfig, ranks: int, held: contextlib.ExitStack) -> Job:
+    """Plans a run whose folder is its own until `held` closes."""
+    if config.resume:
+        held.enter_context(_lock(config.resume))
+    job = plan(config, ranks)
+    if not config.resume:
+        held.enter_context(_lock(job.folder))
+    return job
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keeps a second run out of a folder; the system lets go if its holder dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run is at work in {folder}") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -136,10 +176,12 @@ def parse(args: list[str]) -> TrainConfig:
     if first.resume:
         saved = _saved_options(first.resume)
         if dist.is_torchelastic_launched():
-            saved.pop("ranks")  # torchrun has started as many as it was told
+            saved.pop("ranks", None)  # torchrun has started as many as it was told
         bases.append(saved)
     if first.config:
         bases.append(options.read_toml(first.config))
+        for name in bases[-1].keys() & {"config", "help", "resume"}:
+            raise ValueError(f"{first.config}: {name} is for the command line only")
     return read(*bases)
 
 
@@ -153,10 +195,10 @@ def plan(config: TrainConfig, ranks: int) -> Job:
     seq = config.seq or model.max_seq
     _check(config, model, seq, ranks)
     corpus = scan(config.text)
-    print(f"model: {config.model}, {parameters(model):,} parameters")
+    say(f"model: {config.model}, {parameters(model):,} parameters")
     skipped = f", {corpus.undecodable} files are not text" * bool(corpus.undecodable)
     names = len(corpus.names)
-    print(f"text:  {corpus.root}, {names} documents{skipped}", flush=True)
+    say(f"text:  {corpus.root}, {names} documents{skipped}")
     entry = prepare(corpus, model.vocab_size, config.cache)
     data = open_data(entry)
     loader = Loader(data.train, seq, config.seed)
@@ -176,9 +218,10 @@ def plan(config: TrainConfig, ranks: int) -> Job:
             raise ValueError(f"{config.resume} is at {done}; give more --steps")
     folder = config.resume or _new_folder(config)
     tokens = sum(len(shard) for shard in data.train)
-    print(f"data:  {tokens:,} tokens to train on, {len(loader):,} sequences of {seq}")
-    start = f", from step {about['step']}" if path else ""
-    print(f"run:   {folder}, {ranks} rank{'s' * (ranks > 1)}{start}", flush=True)
+    say(f"data:  {tokens:,} tokens to train on, {len(loader):,} sequences of {seq}")
+    step = about["step"] if path else "0: no checkpoint counts yet"
+    start = f", from step {step}" if config.resume else ""
+    say(f"run:   {folder}, {ranks} rank{'s' * (ranks > 1)}{start}")
     bar = sys.stderr.isatty()
     columns = shutil.get_terminal_size().columns
     return Job(config, model, seq, folder, entry, path, bar, columns)
@@ -190,17 +233,27 @@ def _check(config: TrainConfig, model: ModelConfig, seq: int, ranks: int) -> Non
     if seq > model.max_seq:
         most = f"the most that {config.model} takes, {model.max_seq}"
         raise ValueError(f"--seq {seq} is more than {most}")
+    if any("\ud800" <= character <= "\udfff" for character in config.prompt):
+        raise ValueError("--prompt holds bytes that are no text")
+    _check_numbers(config, ranks)
+
+
+def _check_numbers(config: TrainConfig, ranks: int) -> None:
     least = dict.fromkeys(("steps", "validate_every", "checkpoint_every", "keep"), 1)
     least |= dict.fromkeys(("batch", "validation_batch"), ranks) | {"ranks": 1}
-    least |= dict.fromkeys(("seq", "micro_batch", "warmup", "threads"), 0)
-    least["sample_tokens"] = 0
-    for name, smallest in least.items():
-        if (size := getattr(config, name)) < smallest:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {size} must be at least {smallest}")
-    for name in ("lr", "clip"):
-        if not getattr(config, name) > 0:
-            raise ValueError(f"--{name} {getattr(config, name)} must be above 0")
+    least |= dict.fromkeys(("seq", "micro_batch", "warmup", "threads", "seed"), 0)
+    least |= dict.fromkeys(("sample_tokens", "weight_decay", "peak_tflops"), 0)
+    most = {"ranks": MAX_RANKS, "threads": MAX_THREADS, "seed": MAX_SEED}
+    for name, value in dataclasses.asdict(config).items():
+        flag = f"--{name.replace('_', '-')} {value}"
+        if name in least and not value >= least[name]:  # so that a NaN is refused
+            raise ValueError(f"{flag} must be at least {least[name]}")
+        if name in most and value > most[name]:
+            raise ValueError(f"{flag} must be at most {most[name]}")
+        if name in ("lr", "clip") and not value > 0:
+            raise ValueError(f"{flag} must be above 0")
+        if name in ("lr", "weight_decay", "peak_tflops") and math.isinf(value):
+            raise ValueError(f"{flag} must be finite")
 
 
 def _check_data(entry: Path, run: dict[str, Any]) -> None:
@@ -217,7 +270,7 @@ def _new_folder(config: TrainConfig) -> Path:
     if config.text:
         saved["text"] = config.text.resolve()
     try:
-        folder = config.out or _free_name(config.model)
+        folder = config.out or _next_folder(config.model)
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ValueError(
@@ -231,15 +284,18 @@ def _new_folder(config: TrainConfig) -> Path:
     return folder
 
 
-def _free_name(model: str) -> Path:
-    number = 1
-    while (folder := Path("runs", f"{model}-{number}")).exists():
-        number += 1
+def _next_folder(model: str) -> Path:
+    """Makes the first of runs/MODEL-1, runs/MODEL-2, ... that is not there."""
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            folder = Path("runs", f"{model}-{number}")
+            folder.mkdir(parents=True)
+            break
     return folder
 
 
 def _saved_options(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "options.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        return dict(json.loads((folder / "options.json").read_text()))
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no run to go on with ({error})") from error

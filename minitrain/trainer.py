@@ -165,8 +165,8 @@ class Trainer:
         self.tokens += tokens
         metrics = {
             "step": self.done,
-            "loss": _finite(loss_sum / max(tokens, 1)),
-            "gradient_norm": _finite(runtime.read(norm)),
+            "loss": loss_sum / max(tokens, 1),
+            "gradient_norm": runtime.read(norm),
             "learning_rate": rate,
             "tokens": self.tokens,
             "skipped": skipped,
@@ -208,6 +208,8 @@ class Trainer:
 
     def _resume(self, path: Path) -> None:
         read = load_checkpoint(path, self.model, self.optimizer)
+        # A checkpoint brings back its own decay; this run may have been given another.
+        self.optimizer.param_groups[0]["weight_decay"] = self.config.weight_decay
         self.done, self.tokens = read.step, read.run["tokens"]
         self.loader.load_state_dict(read.run["loader"])
         # A rank's generator means something only among as many ranks as before.
@@ -236,7 +238,8 @@ def train(job: Job) -> Metrics:
     all ranks end after the same step, with a checkpoint.
 
     Returns:
-        The figures of the last step, with `validation_loss`, `sample` and `stopped`.
+        The figures of the last step, with `stopped` and, unless it was, the
+        `validation_loss`, and a `sample` if that loss is a number.
     """
     config, trainer = job.config, Trainer(job)
     log = Log(job.folder, config.steps, trainer.done, job.bar, job.columns)
@@ -257,9 +260,9 @@ def train(job: Job) -> Metrics:
         trainer.save()
     metrics["stopped"] = stop and trainer.done < config.steps
     if not metrics["stopped"]:
-        metrics["validation_loss"] = trainer.validate()
-        log.validation(trainer.done, metrics["validation_loss"])
-        if config.sample_tokens and runtime.rank() == 0:
+        metrics["validation_loss"] = loss = trainer.validate()
+        log.validation(trainer.done, loss)
+        if config.sample_tokens and runtime.rank() == 0 and math.isfinite(loss):
             metrics["sample"] = generate(
                 trainer.model,
                 trainer.data.tokenizer,
@@ -335,8 +338,3 @@ def measured_peak_flops(
         runtime.read((a @ a)[0, 0])
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no word for NaN."""
-    return value if math.isfinite(value) else None

@@ -1,5 +1,7 @@
 """The training program, run as a user runs it: the same numbers however it is cut."""
 
+import fcntl
+import io
 import json
 import math
 import os
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from minitrain import launch
+from minitrain.progress import Log
 from minitrain.testing import assert_close
 from minitrain.train import parse, plan
 from minitrain.trainer import TrainConfig, Trainer, learning_rate, train
@@ -228,13 +231,14 @@ def test_resume_on_another_number_of_ranks(
 ) -> None:
     one = in_ranks(options, 1)
     in_ranks({**options, "steps": 3, "out": tmp_path / "cut"}, 2)
-    again = parse([f"--resume={tmp_path / 'cut'}", "--steps=6"])
+    again = parse([f"--resume={tmp_path / 'cut'}", "--steps=6", "--weight-decay=0.5"])
     # The schedule is of another length; the data is what must go on.
     launch(train, 3, plan(again, 3))
     tokens = [m["tokens"] for m in metrics(tmp_path / "cut") if "tokens" in m]
     assert tokens == [m["tokens"] for m in one if "tokens" in m]
-    state = read_about(latest_checkpoint(tmp_path / "cut"))["run"]["loader"]
-    assert state["samples"] == 42
+    about = read_about(latest_checkpoint(tmp_path / "cut"))
+    assert about["run"]["loader"]["samples"] == 42
+    assert [group["weight_decay"] for group in about["groups"]] == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), (3, signal.SIGINT)])
@@ -289,6 +293,8 @@ def test_a_file_gives_options_and_the_command_line_wins(
     job = plan(TrainConfig(**{**options, "recompute": True}), 1)
     again = parse([f"--resume={job.folder}", "--batch=3"])
     assert (again.batch, again.recompute, again.seq) == (3, True, 24)
+    file.write_text('prompt = "--x"\nwarmup = 0\n')
+    assert parse([f"--config={file}"]).prompt == "--x"
 
 
 def empty(folder: Path) -> str:
@@ -300,6 +306,16 @@ def not_text(folder: Path) -> str:
     (folder / "bytes").mkdir()
     (folder / "bytes" / "a").write_bytes(b"\xff\xfe")
     return f"--text={folder / 'bytes'}"
+
+
+def long_arm(folder: Path) -> str:
+    (folder / "x.toml").write_text("resume = 'run'")
+    return f"--config={folder / 'x.toml'}"
+
+
+def no_options(folder: Path) -> str:
+    (folder / "options.json").write_text('"x"')
+    return f"--resume={folder}"
 
 
 def occupied(folder: Path) -> str:
@@ -328,10 +344,20 @@ def wrong_file(folder: Path) -> str:
         ("--batch=0", "--batch 0 must be at least 1"),
         ("--micro-batch=-1", "--micro-batch -1 must be at least 0"),
         ("--lr=0", "--lr 0.0 must be above 0"),
+        ("--lr=inf", "--lr inf must be finite"),
+        ("--weight-decay=-0.1", "--weight-decay -0.1 must be at least 0"),
+        ("--weight-decay=inf", "--weight-decay inf must be finite"),
+        ("--peak-tflops=nan", "--peak-tflops nan must be at least 0"),
+        ("--seed=9223372036854775808", "must be at most 9223372036854775807"),
+        ("--threads=99999999999", "must be at most 1024"),
+        ("--ranks=300", "--ranks 300 must be at most 256"),
+        ("--prompt=\udcff", "--prompt holds bytes that are no text"),
         ("--seq=129", "--seq 129 is more than the most that tiny takes, 128"),
         ("--text=/nowhere/at/all", "is not a folder"),
         ("--resume=/nowhere/at/all", "holds no run to go on with"),
         ("--config=/nowhere.toml", "cannot read /nowhere.toml"),
+        (long_arm, "x.toml: resume is for the command line only"),
+        (no_options, "holds no run to go on with"),
         (wrong_file, "Unrecognized options: --stepz"),
         (empty, "no text in"),
         (not_text, "1 files are not UTF-8"),
@@ -395,7 +421,57 @@ def test_what_cannot_be_resumed_is_one_line(
     assert main([f"--resume={folder}", "--steps=9"]) == 2
     assert "is damaged" in capfd.readouterr().err
     weights.write_bytes(content[weights])
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert main([f"--resume={folder}", "--steps=9"]) == 2
+    assert "another run is at work in" in capfd.readouterr().err
+    os.close(handle)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == content
+
+
+def test_a_run_without_a_checkpoint_that_counts_says_so(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan(TrainConfig(**options), 1)
+    assert "from step" not in capfd.readouterr().out
+    plan(parse([f"--resume={options['out']}"]), 1)
+    assert "from step 0: no checkpoint counts yet" in capfd.readouterr().out
+
+
+def test_runs_without_a_name_get_folders_of_their_own(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options.pop("out")
+    folders = [plan(TrainConfig(**options), 1).folder for _ in range(2)]
+    assert folders == [Path("runs/tiny-1"), Path("runs/tiny-2")]
+    with pytest.MonkeyPatch.context() as patch:  # another one was quicker
+        patch.setattr(Path, "exists", lambda _: False)
+        assert plan(TrainConfig(**options), 1).folder == Path("runs/tiny-3")
+
+
+def test_what_a_run_writes_survives_its_reader_and_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    whole = b'{"step": 1}\n{"step": 2}\n'
+    file.write_bytes(b"\xff\n{}\n[1]\n" + whole + b'{"step": 3}\n{"st')
+    log = Log(tmp_path, 9, 2, bar=False, columns=80)
+    assert file.read_bytes() == whole
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    log.validation(2, math.nan)
+    assert metrics(tmp_path)[-1] == {"step": 2, "validation_loss": None}
+    # Killed while it drops lines: the old file is still there, whole.
+    before = file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Log(tmp_path, 9, 1, bar=False, columns=80)
+    assert file.read_bytes() == before
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    log.say("caf\u00e9")
+    assert sys.stdout.buffer.getvalue() == b"caf\\xe9\n"
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(
@@ -416,7 +492,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
         assert program.main(command(options)[4:]) == 1
-    torch.distributed.destroy_process_group()
+    assert not torch.distributed.is_initialized()  # what main made is gone
     assert "error: [Errno 28] No space left" in capfd.readouterr().err
     assert read_about(latest_checkpoint(options["out"]))["step"] == 3
 
