@@ -1,7 +1,6 @@
 """The training program, run as a user runs it: the same numbers however it is cut."""
 
 import fcntl
-import io
 import json
 import math
 import os
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 from minitrain import launch
-from minitrain.progress import Log
 from minitrain.testing import assert_close
 from minitrain.train import parse, plan
 from minitrain.trainer import TrainConfig, Trainer, learning_rate, train
@@ -297,40 +295,15 @@ def test_a_file_gives_options_and_the_command_line_wins(
     assert parse([f"--config={file}"]).prompt == "--x"
 
 
-def empty(folder: Path) -> str:
-    (folder / "empty").mkdir()
-    return f"--text={folder / 'empty'}"
+def given(flag: str, name: str, content: bytes = b"") -> Callable[[Path], str]:
+    """Makes a file in a folder, and an option that has to do with it."""
 
+    def make(folder: Path) -> str:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        return flag.format(folder)
 
-def not_text(folder: Path) -> str:
-    (folder / "bytes").mkdir()
-    (folder / "bytes" / "a").write_bytes(b"\xff\xfe")
-    return f"--text={folder / 'bytes'}"
-
-
-def long_arm(folder: Path) -> str:
-    (folder / "x.toml").write_text("resume = 'run'")
-    return f"--config={folder / 'x.toml'}"
-
-
-def no_options(folder: Path) -> str:
-    (folder / "options.json").write_text('"x"')
-    return f"--resume={folder}"
-
-
-def occupied(folder: Path) -> str:
-    (folder / "precious").write_text("mine")
-    return f"--out={folder}"
-
-
-def not_a_folder(folder: Path) -> str:
-    (folder / "file").write_text("mine")
-    return f"--out={folder / 'file' / 'run'}"
-
-
-def wrong_file(folder: Path) -> str:
-    (folder / "x.toml").write_text("stepz = 4")
-    return f"--config={folder / 'x.toml'}"
+    return make
 
 
 @pytest.mark.parametrize(
@@ -356,13 +329,16 @@ def wrong_file(folder: Path) -> str:
         ("--text=/nowhere/at/all", "is not a folder"),
         ("--resume=/nowhere/at/all", "holds no run to go on with"),
         ("--config=/nowhere.toml", "cannot read /nowhere.toml"),
-        (long_arm, "x.toml: resume is for the command line only"),
-        (no_options, "holds no run to go on with"),
-        (wrong_file, "Unrecognized options: --stepz"),
-        (empty, "no text in"),
-        (not_text, "1 files are not UTF-8"),
-        (occupied, "is not empty; choose another --out, or go on"),
-        (not_a_folder, "cannot write the run"),
+        (
+            given("--config={}/a", "a", b"resume = 1"),
+            "resume is for the command line only",
+        ),
+        (given("--resume={}", "options.json", b"1"), "holds no run to go on with"),
+        (given("--config={}/a", "a", b"stepz = 4"), "Unrecognized options: --stepz"),
+        (given("--text={}/e", "e/.hidden"), "no text in"),
+        (given("--text={}/e", "e/bytes", b"\xff\xfe"), "1 files are not UTF-8"),
+        (given("--out={}", "precious"), "is not empty; choose another --out, or go on"),
+        (given("--out={}/a/run", "a"), "cannot write the run"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(
@@ -450,30 +426,6 @@ def test_runs_without_a_name_get_folders_of_their_own(
         assert plan(TrainConfig(**options), 1).folder == Path("runs/tiny-3")
 
 
-def test_what_a_run_writes_survives_its_reader_and_its_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "metrics.jsonl"
-    whole = b'{"step": 1}\n{"step": 2}\n'
-    file.write_bytes(b"\xff\n{}\n[1]\n" + whole + b'{"step": 3}\n{"st')
-    log = Log(tmp_path, 9, 2, bar=False, columns=80)
-    assert file.read_bytes() == whole
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    log.validation(2, math.nan)
-    assert metrics(tmp_path)[-1] == {"step": 2, "validation_loss": None}
-    # Killed while it drops lines: the old file is still there, whole.
-    before = file.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            Log(tmp_path, 9, 1, bar=False, columns=80)
-    assert file.read_bytes() == before
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    log.say("caf\u00e9")
-    assert sys.stdout.buffer.getvalue() == b"caf\\xe9\n"
-
-
 def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(
     options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -495,25 +447,3 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(
     assert not torch.distributed.is_initialized()  # what main made is gone
     assert "error: [Errno 28] No space left" in capfd.readouterr().err
     assert read_about(latest_checkpoint(options["out"]))["step"] == 3
-
-
-def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    from minitrain.__main__ import main
-
-    assert main(["--help"]) == 0
-    assert "train  train a language model" in capsys.readouterr().out
-    assert main(["trian"]) == 2
-    assert "no command is called 'trian'; there is train" in capsys.readouterr().err
-    assert main([]) == 2
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    assert "--micro-batch" in capsys.readouterr().out
-
-
-def test_commands_import_nothing_early() -> None:
-    code = "import sys, minitrain.__main__; print('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout == "False\n"
