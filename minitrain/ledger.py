@@ -79,7 +79,7 @@ def _messages() -> list[Entry]:
     gather = through_rank_0_seconds(payload, RUN.gpus, RUN.network_bytes_per_second)
     return [
         Entry("one GPU", held, alone),
-        Entry("1  64 GPUs, sums by rank 0", held, shared + gather),
+        Entry("ch. 1: 64 GPUs, sums by rank 0", held, shared + gather),
     ]
 
 
@@ -99,7 +99,7 @@ def _counted() -> list[Entry]:
     gather = through_rank_0_seconds(payload, RUN.gpus, RUN.network_bytes_per_second)
     head = formulas.matmul_flops(seq, model.hidden * model.vocab_size)
     lines = []
-    for name, again in (("2  all counted", False), ("2  blocks recomputed", True)):
+    for name, again in (("ch. 2: all counted", False), ("ch. 2: recomputed", True)):
         memory = step_memory(
             model, 1, seq, "bfloat16", again, fused=True, accumulating=True
         )

@@ -41,18 +41,65 @@ def shift_deadlock(x):
     return received
 
 
+def ring(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = list(x.clone().tensor_split(size))
+    for step in range(2 * (size - 1)):
+        outgoing = (rank - step) % size
+        incoming = (outgoing - 1) % size
+        received = torch.empty_like(chunks[incoming])
+        work = dist.isend(chunks[outgoing], (rank + 1) % size)
+        dist.recv(received, (rank - 1) % size)
+        work.wait()
+        summing = step < size - 1
+        chunks[incoming] = chunks[incoming] + received if summing else received
+    return torch.cat(chunks)
+
+
+def wrong_ring(x):
+    """Sums in both passes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = list(x.clone().tensor_split(size))
+    for step in range(2 * (size - 1)):
+        outgoing = (rank - step) % size
+        incoming = (outgoing - 1) % size
+        received = torch.empty_like(chunks[incoming])
+        work = dist.isend(chunks[outgoing], (rank + 1) % size)
+        dist.recv(received, (rank - 1) % size)
+        work.wait()
+        chunks[incoming] = chunks[incoming] + received
+    return torch.cat(chunks)
+
+
+def whole_ring(x):
+    """Right sums, but each message is the whole tensor."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total, travelling = x.clone(), x.clone()
+    for _ in range(size - 1):
+        received = torch.empty_like(x)
+        work = dist.isend(travelling, (rank + 1) % size)
+        dist.recv(received, (rank - 1) % size)
+        work.wait()
+        total, travelling = total + received, received
+    return total
+
+
 def built_in(x):
     dist.all_reduce(x)
     return x
 
 
-def average(x):
-    dist.all_reduce(x)
-    return x / dist.get_world_size()
-
-
-def only_rank_0(x):
-    dist.reduce(x, 0)
+def star(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    part = torch.empty_like(x)
+    for peer in range(1, size) if rank == 0 else ():
+        dist.recv(part, peer)
+        x += part
+    for peer in range(1, size) if rank == 0 else ():
+        dist.send(x, peer)
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
     return x
 
 
@@ -123,7 +170,7 @@ ANSWERS = {
     "coordinates": (coordinates, [lambda r, sizes: coordinates(r, sizes[::-1])[::-1]]),
     "finishes": (finishes, [counts_only, lambda programs: True]),
     "shift": (shift, [shift_backwards, shift_deadlock, lambda x: x]),
-    "ring_all_reduce": (built_in, [average, only_rank_0, lambda x: x]),
+    "ring_all_reduce": (ring, [built_in, star, wrong_ring, whole_ring, lambda x: x]),
     "block_parameters": (
         lambda h, a, k, f: 2 * h * h + 2 * h * k * (h // a) + 3 * h * f + 2 * h,
         [

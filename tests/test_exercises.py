@@ -273,12 +273,13 @@ def sends_first(tensor):
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
-        (stops_a_step_early, "expected"),
+        (stops_a_step_early, "rank 0: off by"),
         (wants_equal_chunks, "raised RuntimeError on rank"),
-        (keeps_its_own, "expected"),
-        (for_two_ranks_only, "ranks=3"),
-        (rounds, "expected"),
-        (sends_first, "raised StallError"),
+        (keeps_its_own, "rank 0: off by"),
+        (for_two_ranks_only, "sends or receives 64 bytes at once"),
+        (rounds, "rank 0: off by"),
+        (sends_first, "wait for each other in a circle: 0 -> 1 -> 0"),
+        (lambda x: dist.all_reduce(x) or x, "it calls all_reduce"),
     ],
 )
 def test_ring_all_reduce_rejects(wrong, word):

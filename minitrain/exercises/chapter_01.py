@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from minitrain import launch
-from minitrain.exercises.framework import Case, Exercise
+from minitrain import launch, trace
+from minitrain.exercises.framework import Case, Exercise, RefusedError
 
 
 def star_wire_bytes(payload_bytes: int, ranks: int) -> int:
@@ -51,7 +52,33 @@ def _in_ranks(answer: Callable[[torch.Tensor], Any], case: Case) -> list[Any]:
 
 
 def _on_rank(answer: Callable[[torch.Tensor], Any], elements: int) -> Any:
-    return answer(_own(torch.distributed.get_rank(), elements))
+    return answer(_own(dist.get_rank(), elements))
+
+
+def _in_ring(answer: Callable[[torch.Tensor], Any], case: Case) -> list[Any]:
+    ranks, elements = case
+    return launch(_on_ring, ranks, answer, elements, timeout=5.0)
+
+
+def _on_ring(answer: Callable[[torch.Tensor], Any], elements: int) -> Any:
+    """Run the answer, and refuse what sends anything but chunks to the next rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with trace() as t:
+        result = answer(_own(rank, elements))
+    chunk = 8 * -(-elements // size)
+    for m in t.messages:
+        if m.op not in ("send", "recv"):
+            raise RefusedError(f"it calls {m.op}; a ring is made of send and recv")
+        if m.op == "send" and m.peer != (rank + 1) % size:
+            raise RefusedError(
+                f"rank {rank} sends to rank {m.peer}; in a ring it sends to the next"
+            )
+        if m.payload_bytes > chunk:
+            raise RefusedError(
+                f"rank {rank} sends or receives {m.payload_bytes} bytes at once; a "
+                f"chunk has at most {chunk}"
+            )
+    return result
 
 
 def _worlds(draw: random.Random) -> Iterator[Case]:
@@ -132,6 +159,6 @@ EXERCISES = (
     Exercise("ring_wire_bytes", ring_wire_bytes, _payloads),
     Exercise("coordinates", coordinates, _meshes),
     Exercise("finishes", finishes, _programs),
-    Exercise("shift", shifted, _worlds, run=_in_ranks, tolerance=1e-12),
-    Exercise("ring_all_reduce", summed, _worlds, run=_in_ranks, tolerance=1e-12),
+    Exercise("shift", shifted, _worlds, _in_ranks, 1e-12, part="rank"),
+    Exercise("ring_all_reduce", summed, _worlds, _in_ring, 1e-12, part="rank"),
 )

@@ -9,17 +9,19 @@ import torch
 MOST = 160  # characters of one value in a message
 
 
-def difference(got: Any, expected: Any, tolerance: float, place: str = "") -> str:
+def difference(
+    got: Any, expected: Any, tolerance: float, place: str = "", part: str = "element"
+) -> str:
     """Say how `got` differs from `expected`; an empty string says that it does not.
 
     Whole numbers are compared exactly, others to `tolerance` (relative, for tensors to
     the largest element). Lists and tuples count as the same, and are compared element
-    by element; `place` says which element is meant.
+    by element; `place` says which element is meant, and `part` what it is called.
     """
     if isinstance(expected, torch.Tensor):
         return _tensor(got, expected, tolerance, place)
     if isinstance(expected, list | tuple):
-        return _sequence(got, expected, tolerance, place)
+        return _sequence(got, expected, tolerance, place, part)
     if isinstance(expected, bool) or not isinstance(expected, numbers.Real):
         same = type(got) is type(expected) and got == expected
         return "" if same else _says(got, expected, place)
@@ -31,10 +33,17 @@ def short(value: Any) -> str:
     if isinstance(value, torch.Tensor) and value.numel() > 8:
         text = f"a {_kind(value)}"
     elif isinstance(value, torch.Tensor):
-        text = f"tensor({value.tolist()})"
+        text = f"tensor({_digits(value.tolist())})"
     else:
         text = " ".join(repr(value).split())
     return text if len(text) <= MOST else text[: MOST - 3] + "..."
+
+
+def _digits(value: Any) -> str:
+    """Nested lists of numbers, floats to four digits."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_digits, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _says(got: Any, expected: Any, place: str) -> str:
@@ -59,11 +68,11 @@ def _number(got: Any, expected: Any, tolerance: float, place: str) -> str:
     return "" if same else _says(got, expected, place)
 
 
-def _sequence(got: Any, expected: Any, tolerance: float, place: str) -> str:
+def _sequence(got: Any, expected: Any, tolerance: float, place: str, part: str) -> str:
     if not isinstance(got, list | tuple) or len(got) != len(expected):
         return _says(got, expected, place)
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
-        inner = f"{place}, element {i}" if place else f"element {i}"
+        inner = f"{place}, {part} {i}" if place else f"{part} {i}"
         if fault := difference(g, e, tolerance, inner):
             return fault
     return ""
@@ -81,6 +90,6 @@ def _tensor(got: Any, expected: torch.Tensor, tolerance: float, place: str) -> s
     gap = (got.detach().to(wide) - expected.detach().to(wide)).abs().max().item()
     if gap <= tolerance * expected.abs().max().item():  # a NaN fails
         return ""
-    if expected.numel() <= 8:
+    if expected.numel() <= 4:
         return _says(got, expected, place)
     return f"{where}off by {gap:.3g} at the worst of {expected.numel()} elements"

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.exercises.compare import difference, short
-from minitrain.runtime.errors import RankError
+from minitrain.runtime.errors import RankError, StallError
 
 Case = tuple[Any, ...]
 CHAPTERS = Path(__file__).parent
+
+
+class RefusedError(Exception):
+    """Raised by a run: the answer may be right, and is not what was asked for."""
 
 
 def call(answer: Callable[..., Any], case: Case) -> Any:
@@ -37,6 +41,7 @@ class Exercise:
         cases: Draws the cases, the telling ones first; the generator is seeded.
         run: Runs an answer on a case; by default a plain call.
         tolerance: Largest relative difference between floating-point numbers.
+        part: What an element of a list of results is called.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Exercise:
     cases: Callable[[random.Random], Iterable[Case]] = lambda draw: [()]
     run: Callable[[Callable[..., Any], Case], Any] = call
     tolerance: float = 1e-9
+    part: str = "element"
 
 
 @dataclass(frozen=True)
@@ -101,21 +107,23 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
         except (Exception, SystemExit) as error:
             if _unwritten(error):
                 return Verdict(False, "not solved yet")
+            if "RefusedError" in (type(error).__name__, getattr(error, "cause", "")):
+                return Verdict(False, f"not yet: {_first_line(error)}{where}")
             return Verdict(False, f"your function raised {_reason(error)}{where}")
         if is_stub(got) or (isinstance(got, list) and got and all(map(is_stub, got))):
             text = "not solved yet" if count == 1 else f"got nothing{where}"
             return Verdict(False, text)
         expected = exercise.expected(*copy.deepcopy(case))
-        if fault := _compared(got, expected, exercise.tolerance):
+        if fault := _compared(got, expected, exercise):
             return Verdict(False, f"not yet: {fault}{where}")
     plural = "s" if count > 1 else ""
     return Verdict(True, f"solved ({count} case{plural})" if count > 1 else "solved")
 
 
-def _compared(got: Any, expected: Any, tolerance: float) -> str:
+def _compared(got: Any, expected: Any, exercise: Exercise) -> str:
     """The difference in words, also where the reader's value resists a comparison."""
     try:
-        return difference(got, expected, tolerance)
+        return difference(got, expected, exercise.tolerance, part=exercise.part)
     except Exception:
         return (
             f"expected {short(expected)}, and your {type(got).__name__} is not like it"
@@ -145,11 +153,18 @@ def _unwritten(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """An exception in one line; of a launch, the line that names the rank."""
-    try:
-        first = str(error).strip().partition("\n")[0]
-    except Exception:
-        first = ""
+    """An exception in one line; of a launch, with the rank or who waits for whom."""
+    first = _first_line(error)
+    if isinstance(error, StallError):
+        return " ".join([f"StallError ({first}).", *error.verdict])
     if isinstance(error, RankError):
         return f"{error.cause} on rank {error.rank} ({first})"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        first = str(error).strip().partition("\n")[0]
+    except Exception:
+        return ""
+    return first.partition("RefusedError: ")[2] or first

@@ -267,11 +267,9 @@ def _different_operators(reports: dict[int, Report]) -> list[str]:
     verdict = []
     for (group, sequence), calls in steps.items():
         if len(calls) > 1:
-            said = "; ".join(f"{_ranks(r)} in {what}" for what, r in calls.items())
-            verdict.append(
-                f"The ranks disagree on step {sequence} of the group {list(group)}: "
-                f"{said}."
-            )
+            sides = [f"  {_ranks(r)} in {what}" for what, r in calls.items()]
+            first = f"The ranks disagree on step {sequence} of the group {list(group)}:"
+            verdict.append("\n".join([first, *sides]))
     return verdict
 
 

@@ -211,7 +211,7 @@ def _waterfall(ax: Axes, values: Sequence[float | None], labels: Sequence[str]) 
                 "linewidth": 1.0,
             }
             ax.barh(row, end - kept, 0.6, kept, hatch=hatch, **style)
-        _end_label(ax, label, end, row)
+        _end_label(ax, label, value, row)  # on paper, also where a saving is drawn
         before = value
     highest = max((v for v in values if v is not None), default=1.0)
     ax.set_xlim(0, highest * 1.28)

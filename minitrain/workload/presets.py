@@ -121,6 +121,6 @@ def preset(name: str) -> ModelConfig:
         ValueError: there is none; the message has the names that look like it.
     """
     if name not in PRESETS:
-        near = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.4) or PRESETS
+        near = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.5) or PRESETS
         raise ValueError(f"no model is called {name!r}; there is {', '.join(near)}")
     return PRESETS[name]
