@@ -280,8 +280,16 @@ def test_under_torchrun(options: dict[str, Any], tmp_path: Path) -> None:
     assert losses == pytest.approx([m["loss"] for m in expected if "loss" in m])
 
 
+def test_a_run_that_diverges_ends_without_a_sample(options: dict[str, Any]) -> None:
+    job = plan(TrainConfig(**{**options, "lr": 1e15, "warmup": 0, "steps": 3}), 1)
+    last = launch(train, 1, job)[0]
+    assert not math.isfinite(last["validation_loss"])
+    assert "sample" not in last
+    assert metrics(job.folder)[-1] == {"step": 3, "validation_loss": None}
+
+
 def test_a_file_gives_options_and_the_command_line_wins(
-    options: dict[str, Any], tmp_path: Path
+    options: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "gpt2"\nsteps = 7\nrecompute = true\nlr = 1e-4\n')
@@ -291,6 +299,9 @@ def test_a_file_gives_options_and_the_command_line_wins(
     job = plan(TrainConfig(**{**options, "recompute": True}), 1)
     again = parse([f"--resume={job.folder}", "--batch=3"])
     assert (again.batch, again.recompute, again.seq) == (3, True, 24)
+    assert "from step" not in capsys.readouterr().out
+    plan(again, 1)
+    assert "from step 0: no checkpoint counts yet" in capsys.readouterr().out
     file.write_text('prompt = "--x"\nwarmup = 0\n')
     assert parse([f"--config={file}"]).prompt == "--x"
 
@@ -329,10 +340,7 @@ def given(flag: str, name: str, content: bytes = b"") -> Callable[[Path], str]:
         ("--text=/nowhere/at/all", "is not a folder"),
         ("--resume=/nowhere/at/all", "holds no run to go on with"),
         ("--config=/nowhere.toml", "cannot read /nowhere.toml"),
-        (
-            given("--config={}/a", "a", b"resume = 1"),
-            "resume is for the command line only",
-        ),
+        (given("--config={}/a", "a", b"resume = 1"), "for the command line only"),
         (given("--resume={}", "options.json", b"1"), "holds no run to go on with"),
         (given("--config={}/a", "a", b"stepz = 4"), "Unrecognized options: --stepz"),
         (given("--text={}/e", "e/.hidden"), "no text in"),
@@ -403,15 +411,6 @@ def test_what_cannot_be_resumed_is_one_line(
     assert "another run is at work in" in capfd.readouterr().err
     os.close(handle)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == content
-
-
-def test_a_run_without_a_checkpoint_that_counts_says_so(
-    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    plan(TrainConfig(**options), 1)
-    assert "from step" not in capfd.readouterr().out
-    plan(parse([f"--resume={options['out']}"]), 1)
-    assert "from step 0: no checkpoint counts yet" in capfd.readouterr().out
 
 
 def test_runs_without_a_name_get_folders_of_their_own(
