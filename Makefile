@@ -34,13 +34,14 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/mypy
 
 lab: $(READY)  ## open the notebooks in Jupyter Lab
+	@$(BIN)/jupyter trust $(NOTEBOOKS) >/dev/null  # figures show before they are run again
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: $(READY)  ## run again the notebooks that changed (ALL=1: all of them)
 	@$(BIN)/python tools/notebooks.py $(if $(ALL),--all)
 
 bench: $(READY)  ## our figures beside a peer's, one JSON line each
-	@for f in benchmarks/*.py; do [ ! -f $$f ] || $(BIN)/python $$f || exit 1; done
+	@for f in benchmarks/*.py; do echo "$$f"; KINETO_LOG_LEVEL=99 $(BIN)/python $$f || exit 1; done
 
 clean:  ## remove what was built (the environment too: make clean ENV=1)
 	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -24,7 +24,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 ROOT = Path(__file__).resolve().parent.parent
 CELL_SECONDS = 120
 CHAPTER_SECONDS = 60
-KEPT = ("tags", "mystnb")  # what a cell's metadata may hold
+KEPT = ("tags", "mystnb", "jupyter")  # what a cell's metadata may hold
 PROBE = """import json, sys
 print(json.dumps(sorted(m for m in sys.modules if m.split(".")[0] == "minitrain")))
 """
