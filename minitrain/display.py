@@ -33,6 +33,8 @@ class Source:
 def show(*objects: Any, docstring: bool = True) -> Source:
     """Display the source of functions, classes, methods or modules, as it runs.
 
+    A comment before it names the file, for what is part of minitrain.
+
     Args:
         objects: What to show, in order.
         docstring: Whether to keep the docstrings; without them a line `...` tells
@@ -41,7 +43,8 @@ def show(*objects: Any, docstring: bool = True) -> Source:
     Raises:
         TypeError: If an object has no Python source, such as a built-in or a value.
     """
-    texts = []
+    texts: list[str] = []
+    last = ""
     for shown in objects:
         shown = inspect.unwrap(shown) if callable(shown) else shown
         try:
@@ -52,8 +55,18 @@ def show(*objects: Any, docstring: bool = True) -> Source:
                 " a method or a module"
             ) from error
         text = textwrap.dedent(text).strip("\n")
-        texts.append(text if docstring else _without_docstrings(text))
+        text = text if docstring else _without_docstrings(text)
+        file = _own_file(shown)
+        texts.append(f"# {file}\n\n{text}" if file not in ("", last) else text)
+        last = file
     return Source("\n\n\n".join(texts))
+
+
+def _own_file(shown: Any) -> str:
+    """The file of a part of minitrain, as `minitrain/runtime/server.py`."""
+    module = inspect.getmodule(shown)
+    name = module.__name__ if module else ""
+    return f"{name.replace('.', '/')}.py" if name.startswith("minitrain.") else ""
 
 
 def _without_docstrings(text: str) -> str:

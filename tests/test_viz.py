@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from minitrain import show, trace, viz
-from minitrain.display import Table, bytes_text
+from minitrain.display import Source, Table, bytes_text
 from minitrain.viz.figure import LOOKS, PALETTE
 from minitrain.viz.time import _busy, _lanes, _moments
 
@@ -184,6 +184,9 @@ def test_show_without_docstrings_is_still_python():
         show(documented, docstring=False).text == "def documented(x):\n    return 2 * x"
     )
     assert show(Empty, docstring=False).text == "class Empty:\n    ..."
+    listing = show(Table.__post_init__, Source.__repr__, docstring=False).text
+    assert listing.startswith("# minitrain/display.py\n\ndef __post_init__(self)")
+    assert listing.count("# minitrain/display.py") == 1
     both = show(documented, Empty).text
     assert both.count("\n\n\n") == 1
 

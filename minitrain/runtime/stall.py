@@ -109,6 +109,8 @@ class Recorder:
         def kernel(keys: Any, tensors: list, group: Any, *rest: Any) -> Any:
             self._count += 1
             wait = _point_to_point(name, tensors, group, rest, self._count)
+            if wait.peer == dist.get_rank():
+                raise ValueError(f"rank {wait.peer} would receive from itself")
             self._pending[-self._count] = wait, time.time()
             boxed = operator.redispatch(
                 keys & torch._C._after_autograd_keyset, tensors, group, *rest

@@ -268,6 +268,14 @@ def test_a_stall_inside_torchs_own_data_parallel():
     assert "all_reduce" in error.waiting[0] and "not communicating" in error.waiting[1]
 
 
+def test_a_message_to_oneself_is_refused_in_words():
+    def f():
+        dist.recv(torch.ones(1), dist.get_rank())
+
+    error = failure(RankError, f, 2)
+    assert f"rank {error.rank} would receive from itself" in str(error)
+
+
 def test_the_timeout_bounds_a_wait_not_the_run():
     def f():
         for _ in range(6):
