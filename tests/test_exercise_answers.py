@@ -41,7 +41,7 @@ def shift_deadlock(x):
     return received
 
 
-def ring(x):
+def ring(x, always_add=False):
     rank, size = dist.get_rank(), dist.get_world_size()
     chunks = list(x.clone().tensor_split(size))
     for step in range(2 * (size - 1)):
@@ -51,24 +51,14 @@ def ring(x):
         work = dist.isend(chunks[outgoing], (rank + 1) % size)
         dist.recv(received, (rank - 1) % size)
         work.wait()
-        summing = step < size - 1
-        chunks[incoming] = chunks[incoming] + received if summing else received
+        add = always_add or step < size - 1
+        chunks[incoming] = chunks[incoming] + received if add else received
     return torch.cat(chunks)
 
 
 def wrong_ring(x):
     """Sums in both passes."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    chunks = list(x.clone().tensor_split(size))
-    for step in range(2 * (size - 1)):
-        outgoing = (rank - step) % size
-        incoming = (outgoing - 1) % size
-        received = torch.empty_like(chunks[incoming])
-        work = dist.isend(chunks[outgoing], (rank + 1) % size)
-        dist.recv(received, (rank - 1) % size)
-        work.wait()
-        chunks[incoming] = chunks[incoming] + received
-    return torch.cat(chunks)
+    return ring(x, always_add=True)
 
 
 def whole_ring(x):
