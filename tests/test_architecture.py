@@ -22,8 +22,11 @@ LAYERS = (
     "viz",
     "runtime",
     "workload",
+    "invariants",
+    "collectives",
     "ledger",
     "testing",
+    "parallel",
     "options",
     "progress",
     "trainer",
@@ -31,7 +34,14 @@ LAYERS = (
     "exercises",
 )
 # The chapter in which a part is made; the others belong to every chapter.
-CHAPTER = {"runtime": 1, "workload": 2, "trainer": 2, "train": 2}
+CHAPTER = {
+    "runtime": 1,
+    "workload": 2,
+    "trainer": 2,
+    "train": 2,
+    "collectives": 3,
+    "parallel": 5,
+}
 MOST_LINES_OF_A_FILE = 450
 MOST_LINES_OF_A_FUNCTION = 70
 MUTATORS = {"append", "extend", "add", "update", "setdefault", "pop", "clear", "insert"}
