@@ -1,0 +1,49 @@
+"""Around the ring: each rank only ever sends to the next (Patarasuk and Yuan, 2009).
+
+No algorithm sends fewer bytes. The price is a number of steps that grows with the ring.
+"""
+
+from minitrain.collectives.program import Program, Transfer
+
+
+def ring_reduce_scatter(ranks: int) -> Program:
+    """Each chunk goes once around the ring and collects the terms, to end at its rank.
+
+    `ranks` - 1 steps of one chunk. Chunk c starts at rank c + 1, so that rank c is the
+    last to add to it: in step k rank r sends chunk r - 1 - k.
+    """
+    steps = tuple(
+        tuple(
+            Transfer(rank, (rank + 1) % ranks, ((rank - 1 - step) % ranks,), add=True)
+            for rank in range(ranks)
+        )
+        for step in range(ranks - 1)
+    )
+    return Program("reduce_scatter", "ring", ranks, ranks, steps)
+
+
+def ring_all_gather(ranks: int) -> Program:
+    """Each chunk goes once around the ring, and every rank keeps a copy.
+
+    `ranks` - 1 steps of one chunk. Chunk c starts at rank c: in step k rank r sends
+    chunk r - k, the one that it has just received.
+    """
+    steps = tuple(
+        tuple(
+            Transfer(rank, (rank + 1) % ranks, ((rank - step) % ranks,), add=False)
+            for rank in range(ranks)
+        )
+        for step in range(ranks - 1)
+    )
+    return Program("all_gather", "ring", ranks, ranks, steps)
+
+
+def ring_all_reduce(ranks: int) -> Program:
+    """Reduce-scatter, then all-gather: 2 (N - 1) / N of the buffer from every rank.
+
+    Whatever the algorithm, N terms of M bytes cannot meet with less (Patarasuk and
+    Yuan, 2009, theorem 1). Each chunk is summed in one order and then copied, so all
+    ranks end with the same bits.
+    """
+    steps = ring_reduce_scatter(ranks).steps + ring_all_gather(ranks).steps
+    return Program("all_reduce", "ring", ranks, ranks, steps)
