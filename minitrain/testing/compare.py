@@ -1,4 +1,4 @@
-"""Equality with one device, the measure of every technique.
+"""When two tensors are equal: up to the order of a sum, or bit by bit.
 
 Two tensors agree if max|a - b| <= tol * max|b|, for each tensor by itself: a relative
 bound by element would reject honest rounding near zero, one over a whole model would
@@ -25,19 +25,21 @@ def assert_close(
     Args:
         actual: what the technique computed.
         expected: the oracle's, of the same shape and dtype.
-        tol: by default `TOLERANCE` of the dtype; 0.0 asks for equal bits.
+        tol: by default `TOLERANCE` of the dtype, for whole numbers 0.0.
         name: what the message calls the tensor.
 
     Raises:
         AssertionError: shape, dtype or values differ, or a value is not finite.
-        ValueError: the dtype has no default tolerance and none is given.
+        ValueError: the floating-point dtype has no default tolerance and none is given.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise AssertionError(
             f"{name}: {actual.dtype} {list(actual.shape)}, "
             f"expected {expected.dtype} {list(expected.shape)}"
         )
-    if tol is None:
+    if tol is None and not expected.is_floating_point():
+        tol = 0.0
+    elif tol is None:
         if expected.dtype not in TOLERANCE:
             raise ValueError(f"{name}: give a tolerance for {expected.dtype}")
         tol = TOLERANCE[expected.dtype]
@@ -53,8 +55,36 @@ def assert_close(
         raise AssertionError(
             f"{name}: differs by {error:.3e} at {where} ({a[at]:.9g}, expected "
             f"{b[at]:.9g}); the largest value is {scale:.3e}, so the relative error "
-            f"{error / scale:.1e} exceeds {tol:.0e}"
+            f"{error / scale:.1e} exceeds {tol:.0e}{_factor_text(a, b)}"
         )
+
+
+def _factor_text(a: Tensor, b: Tensor) -> str:
+    """Says so if `a` is a multiple of `b`: a sum done twice, a mean for a sum."""
+    if len(b) < 2 or not b.any():
+        return ""
+    factor = (a @ b) / (b @ b)
+    multiple = (a - factor * b).abs().max() <= 1e-4 * (factor * b).abs().max()
+    return f"; it is {factor:.4g} times what is expected" if multiple else ""
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """max|actual - expected| / max|expected|; 0 if they are equal, or have no element.
+
+    Where all of `expected` is zero, a difference is infinite.
+    """
+    if not expected.numel():
+        return 0.0
+    gap = (actual.detach().double() - expected.detach().double()).abs().max()
+    return float(gap / expected.detach().double().abs().max()) if gap else 0.0
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether shape, dtype and every bit agree: 0 is not -0, a NaN is itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in (a, b)]
+    return torch.equal(*raw)
 
 
 def assert_all_close(
