@@ -129,16 +129,28 @@ def accumulate(
     Each parameter's `.grad` grows by the gradient of the objective, summed over the
     micro-batches. Returns this rank's loss, detached.
 
+    A model that reduces its gradients itself does so once, in the last backward: if it
+    has `set_requires_gradient_sync(flag)` (FSDP2's name), it is told before each
+    forward whether this micro-batch is the last one.
+
     Raises:
         ValueError: there is no micro-batch.
     """
-    total: Loss | None = None
-    for batch in micro_batches:
-        loss = loss_fn(model(batch.tokens, batch.positions), batch)
-        loss_fn.objective(loss).backward()
-        total = loss.detach() if total is None else total + loss.detach()
-    if total is None:
+    synchronize = getattr(model, "set_requires_gradient_sync", lambda flag: None)
+    batches, total = iter(micro_batches), None
+    following = next(batches, None)
+    if following is None:
         raise ValueError("a step needs at least one micro-batch")
+    try:
+        while following is not None:
+            batch, following = following, next(batches, None)
+            synchronize(following is None)
+            loss = loss_fn(model(batch.tokens, batch.positions), batch)
+            loss_fn.objective(loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+    finally:
+        synchronize(True)  # also where a micro-batch failed
+    assert total is not None
     return total
 
 

@@ -1,0 +1,145 @@
+"""Buckets: many small gradients in a few large messages.
+
+A message costs its latency however little it carries, so gradients travel together.
+The last layer's are ready first, so buckets are filled from the model's end; the first
+one is small, so that the link has work early (Li et al., 2020, section 3.2.3).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.runtime.messages import even, sent_elements
+
+FIRST_BUCKET_BYTES = 2**20
+
+
+class Work(Protocol):
+    """A message under way."""
+
+    def wait(self) -> Any:
+        """Returns when it has arrived."""
+
+
+def plan_buckets(
+    parameters: Iterable[nn.Parameter], bucket_bytes: int = 25 * 2**20
+) -> list[list[nn.Parameter]]:
+    """Divides trainable parameters into buckets, in reverse order of registration.
+
+    A bucket holds one dtype on one device, and at most `bucket_bytes` of gradients (the
+    first 1 MiB at most) unless one parameter alone is larger. A pure function of the
+    model, so every rank makes the same buckets in the same order.
+
+    Raises:
+        ValueError: `bucket_bytes` is not positive.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
+    expected = [p for p in parameters if p.requires_grad][::-1]
+    turn = {parameter: i for i, parameter in enumerate(expected)}
+    buckets: list[list[nn.Parameter]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in expected:
+        key = parameter.dtype, parameter.device
+        bucket = filling.get(key, [])
+        limit = bucket_bytes
+        if not buckets or bucket is buckets[0]:
+            limit = min(FIRST_BUCKET_BYTES, bucket_bytes)
+        if not bucket or gradient_bytes([*bucket, parameter]) > limit:
+            bucket = filling[key] = []
+            buckets.append(bucket)
+        bucket.append(parameter)
+    return sorted(buckets, key=lambda bucket: turn[bucket[-1]])  # the first to be full
+
+
+def gradient_bytes(parameters: Iterable[Tensor]) -> int:
+    """Bytes of the parameters' gradients."""
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def gradient_wire_bytes(
+    buckets: Sequence[Sequence[Tensor]],
+    ranks: int,
+    position: int = 0,
+    element_bytes: int | None = None,
+) -> int:
+    """Bytes that one rank sends when each bucket is summed by a ring.
+
+    2 (N - 1) / N times the bytes of the gradients; exactly so where N divides the
+    elements of each bucket, else up to the rounding of its N pieces.
+
+    Args:
+        buckets: what `plan_buckets` made.
+        ranks: N.
+        position: place of the rank in the group.
+        element_bytes: of what travels; by default float32, or wider if they are.
+    """
+    total = 0
+    for bucket in buckets:
+        pieces = even(sum(p.numel() for p in bucket), range(ranks))
+        size = element_bytes or wide(bucket[0].dtype).itemsize
+        total += size * sent_elements("all_reduce", pieces, position)
+    return total
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gradients are summed: float32, or wider if they are.
+
+    bfloat16 has 8 significant bits: 256 + 1 is 256 again.
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Bucket:
+    """Parameters whose gradients travel together, and the memory they travel in.
+
+    `.grad` of each parameter becomes a view of `flat`, so nothing is copied back. Where
+    the sum needs a wider dtype, `wire` is that copy; else it is `flat` itself.
+
+    Attributes:
+        parameters: in the order in which their gradients are expected.
+        flat: the gradients, one after the other. [elements]
+        wire: what is sent. [elements]
+        missing: places of the parameters whose gradient this backward still owes.
+        work: the message under way.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], reduce_dtype: torch.dtype | None
+    ) -> None:
+        self.parameters = parameters
+        first = parameters[0]
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self.wire = self.flat.to(reduce_dtype or wide(first.dtype))
+        self.grads = self._views(self.flat, sizes)
+        self.slots = self._views(self.wire, sizes)
+        self.missing: set[int] = set()
+        self.work: Work | None = None
+
+    def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
+        pieces = zip(flat.split(sizes), self.parameters, strict=True)
+        return [piece.view(parameter.shape) for piece, parameter in pieces]
+
+    def expect_all(self) -> None:
+        """A new backward begins."""
+        self.missing = set(range(len(self.parameters)))
+
+    def take(self, place: int) -> None:
+        """Moves the gradient of the parameter at `place` in; zeros if it has none."""
+        grad, slot = self.parameters[place].grad, self.slots[place]
+        if grad is None:
+            slot.zero_()
+        elif grad is not slot:  # it is, after zero_grad(set_to_none=False)
+            slot.copy_(grad)
+        self.missing.discard(place)
+
+    def give_back(self) -> None:
+        """Makes the sums the parameters' gradients."""
+        if self.wire is not self.flat:
+            self.flat.copy_(self.wire)
+        for parameter, grad in zip(self.parameters, self.grads, strict=True):
+            if parameter.requires_grad:  # it may have been frozen since
+                parameter.grad = grad

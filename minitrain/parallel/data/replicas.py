@@ -1,0 +1,91 @@
+"""Replicas: the same model on every rank of a group, made equal once."""
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.workload.step import Placement, placement
+
+
+def replicate(
+    model: nn.Module, group: dist.ProcessGroup | None = None, axis: str = "dp"
+) -> nn.Module:
+    """The plainest data parallelism: equal replicas, gradients summed over `axis`.
+
+    Parameters and buffers become those of the group's first rank. The sum itself is
+    `finalize_gradients`'s, after backward, parameter by parameter.
+
+    Args:
+        model: the same on every rank, up to the values; each rank passes its own.
+        group: the ranks that hold other data; by default all.
+        axis: the mesh axis that the group stands for.
+
+    Returns:
+        The same module.
+
+    Raises:
+        ValueError: this rank is not in the group, the ranks have different models, or
+            a parameter is sharded over the axis.
+    """
+    make_equal(model, members(group), axis)
+    for parameter in model.parameters():
+        here = placement(parameter)
+        place(parameter, Placement(here.sharded, here.partial | {axis}))
+    return model
+
+
+def members(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or that of all ranks.
+
+    Raises:
+        ValueError: there is none, or this rank does not belong to it.
+    """
+    if not dist.is_initialized():
+        raise ValueError("there is no process group: call minitrain.runtime.init first")
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None or dist.get_rank(chosen) < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the group; only its ranks call this"
+        )
+    return chosen
+
+
+def place(parameter: Tensor, where: Placement) -> None:
+    """Sets the parameter's placement."""
+    parameter.placement = where  # type: ignore[attr-defined]
+
+
+def make_equal(model: nn.Module, group: dist.ProcessGroup, axis: str) -> None:
+    """Gives every rank the parameters and buffers of the group's first rank.
+
+    Raises:
+        ValueError: on every rank, if the models differ in more than their values: a
+            message of another size than expected would end the process.
+    """
+    _check_alike(model, group)
+    for name, parameter in model.named_parameters():
+        if axis in placement(parameter).sharded:
+            raise ValueError(
+                f"{name} is sharded over {axis!r}: its ranks hold no replicas of it"
+            )
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.numel():
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
+
+
+def _check_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    mine = [
+        f"{name} {str(t.dtype)[6:]} {list(t.shape)}" + " frozen" * (not t.requires_grad)
+        for name, t in named
+    ]
+    every: list[list[str]] = [[]] * group.size()
+    dist.all_gather_object(every, mine, group=group)
+    ranks, first = dist.get_process_group_ranks(group), every[0]
+    for rank, theirs in zip(ranks, every, strict=True):
+        if theirs != first:
+            here = [text for text in theirs if text not in first][:3] or "another order"
+            there = [text for text in first if text not in theirs][:3] or "the same"
+            raise ValueError(
+                f"rank {rank} has another model than rank {ranks[0]}: {here} in place "
+                f"of {there}"
+            )
