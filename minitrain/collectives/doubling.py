@@ -46,7 +46,7 @@ def halving_reduce_scatter(ranks: int) -> Program:
 
 
 def recursive_doubling_all_gather(ranks: int) -> Program:
-    """The halving reduce-scatter played backwards: what a rank has doubles each step."""
+    """Halving played backwards: what a rank has doubles each step."""
     steps = backwards(halving_reduce_scatter(ranks).steps, add=False)
     return Program("all_gather", "recursive_doubling", ranks, ranks, steps)
 

@@ -134,11 +134,7 @@ class Program:
             [[sorted(terms) for terms in row] for row in state]
             for state in contributions(self)
         ]
-        fields = {
-            f: getattr(self, f) for f in self.__dataclass_fields__ if f != "steps"
-        }
-        steps = [[asdict(transfer) for transfer in step] for step in self.steps]
-        return {**fields, "steps": steps, "held": held}
+        return {**asdict(self), "held": held}
 
     def __repr__(self) -> str:
         return (
