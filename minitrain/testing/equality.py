@@ -174,14 +174,11 @@ class _Comparison:
                 missing[places] = False
                 yield from self._close("outputs", "", rank, got, logits[places])
         if missing.any():
-            count = f"{int(missing.sum())} of {len(missing)}"
-            yield (
-                0,
-                (
-                    f"{count} tokens have no logits on any rank; loss_fn is to be called "
-                    "with the micro-batches that forward_backward is given"
-                ),
+            text = (
+                f"{int(missing.sum())} of {len(missing)} tokens have no logits on any "
+                "rank; loss_fn takes the micro-batches that forward_backward is given"
             )
+            yield 0, text
 
     def _gradients(self, expected: Step, ranks: Sequence[Step]) -> Iterator[Fault]:
         """A gradient that is not there counts as zero: of what is unused, or frozen."""
