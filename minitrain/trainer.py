@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from minitrain import runtime
+from minitrain.parallel.data import ddp
 from minitrain.progress import Log
 from minitrain.workload.checkpoint import load_checkpoint, save_checkpoint
 from minitrain.workload.config import ModelConfig
@@ -24,7 +24,6 @@ from minitrain.workload.loader import Loader
 from minitrain.workload.model import Transformer
 from minitrain.workload.step import (
     Batch,
-    Placement,
     TokenLoss,
     accumulate,
     count_tokens,
@@ -123,7 +122,7 @@ class Trainer:
             recompute(self.model)
         if config.precision == "bf16":
             autocast(self.model, self.device, torch.bfloat16)
-        data_parallel(self.model, self.mesh)
+        ddp(self.model, self.mesh.get_group("dp"))
         self.optimizer = adamw(self.model, config)
         self.data = open_data(job.data)
         where = {"rank": runtime.rank(), "ranks": runtime.world_size()}
@@ -277,19 +276,6 @@ def train(job: Job) -> Metrics:
 
 
 # ------------------------------------------------------------------ plain techniques
-
-
-def data_parallel(model: nn.Module, mesh: DeviceMesh, axis: str = "dp") -> nn.Module:
-    """The plainest data parallelism: equal replicas, gradients summed over `axis`.
-
-    The sum itself is `finalize_gradients`'s, after backward, parameter by parameter.
-    """
-    group = mesh.get_group(axis)
-    first = dist.get_global_rank(group, 0)
-    for parameter in model.parameters():
-        dist.broadcast(parameter.detach(), first, group=group)
-        parameter.placement = Placement(partial=frozenset({axis}))  # type: ignore[attr-defined]
-    return model
 
 
 def recompute(model: Transformer) -> Transformer:

@@ -109,25 +109,20 @@ def test_the_first_steps_are_those_of_plain_torch(options: dict[str, Any]) -> No
     assert_close(torch.tensor(ours), torch.tensor(oracle))
 
 
-def test_replicas_start_equal_and_are_marked(options: dict[str, Any]) -> None:
+def test_replicas_stay_equal_and_their_gradients_are_complete(
+    options: dict[str, Any],
+) -> None:
     job = plan(TrainConfig(**options), 3)
 
     def replicas() -> tuple[torch.Tensor, bool]:
-        from minitrain.trainer import data_parallel
-
         trainer = Trainer(job)
-        with torch.no_grad():
-            for parameter in trainer.model.parameters():
-                parameter.add_(torch.distributed.get_rank())
-        data_parallel(trainer.model, trainer.mesh)
+        trainer.step()
         partial = [placement(p).partial for p in trainer.model.parameters()]
-        weight = trainer.model.blocks[0].mlp.up.weight.detach()
-        return weight, all(axes == {"dp"} for axes in partial)
+        return trainer.model.blocks[0].mlp.up.weight.detach(), not any(partial)
 
-    (first, _), *others = launch(replicas, 3)
-    for weight, marked in others:
-        assert_close(weight, first, tol=0.0)
-        assert marked
+    for weight, complete in (replicas_of := launch(replicas, 3)):
+        assert_close(weight, replicas_of[0][0], tol=0.0)
+        assert complete
 
 
 def test_decay_and_schedule(options: dict[str, Any]) -> None:
