@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fit
+import stepper
 import yaml
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from minitrain.workload import formulas
@@ -209,6 +211,9 @@ def page(
     if name == "book/will_it_fit":
         app.add_js_file(None, body=fit.javascript(), priority=300)
         app.add_js_file("fit.js")
+    if name == "book/collective_stepper":
+        app.add_js_file(None, body=stepper.javascript(), priority=300)
+        app.add_js_file("stepper.js")
     scripts = context.get("script_files", [])
     context["script_files"] = [s for s in scripts if not is_thebe(s)]
 
@@ -231,13 +236,38 @@ def is_thebe(script: Any) -> bool:
     return "thebe" in f"{script}{getattr(script, 'attributes', '')}".lower()
 
 
+def chapter_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Give each chapter the number of its file.
+
+    Sphinx counts the chapters that there are, and some are not written yet.
+    """
+
+    def renumber(number: tuple[int, ...]) -> tuple[int, ...]:
+        return (chapter, *number[1:])
+
+    for name, numbers in env.toc_secnumbers.items():
+        if not (found := re.match(r"notebooks/(\d+)_", name)):
+            continue
+        chapter = int(found[1])
+        for anchor, number in numbers.items():
+            numbers[anchor] = renumber(number)
+        for link in env.tocs[name].findall(nodes.reference):
+            if "secnumber" in link:
+                link["secnumber"] = renumber(link["secnumber"])
+        for titles in (env.titles, env.longtitles):
+            if "secnumber" in titles[name]:
+                titles[name]["secnumber"] = renumber(titles[name]["secnumber"])
+    return []
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Add the directives and the hook."""
+    """Add the directives and the hooks."""
     app.add_directive("chapter", Chapter)
     app.add_directive("parts", Parts)
     app.add_directive("modules", Modules)
     app.add_directive("formula", Formula)
     app.add_directive("numbers", Numbers)
     app.connect("doctree-read", alt_text)
+    app.connect("env-get-updated", chapter_numbers, priority=900)
     app.connect("html-page-context", page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,10 +12,12 @@ from types import MappingProxyType
 
 import fit
 import pytest
+import stepper
 import systems
 from termsearch import TermSearch
 from tojs import RefusedError, to_js
 
+from minitrain.collectives import build, contributions
 from minitrain.workload import formulas, memory, moments
 from minitrain.workload.presets import PRESETS
 
@@ -379,4 +381,45 @@ def test_the_page_calculates_what_step_memory_does(browser, site):
         assert "undefined" not in words
         highest.add(at)
     assert len(highest) > 2
+    tab.close()
+
+
+# ---- the collective stepper ----
+
+
+def test_the_stepper_shows_what_the_proof_finds(browser):
+    """Every program of the page: what each rank holds, before and after each step."""
+    table = stepper.programs()
+    chosen = [(c, a, n) for c in table for a in table[c] for n in table[c][a]]
+    script = stepper.javascript() + (ROOT / "book/_static/stepper.js").read_text()
+    script += "const held = (c, a, n) => holdings(PROGRAMS[c][a][n]);"
+    got = run_in(browser, script, "held", [list(case) for case in chosen])
+    assert len(chosen) > 100
+    for (collective, algorithm, ranks), states in zip(chosen, got, strict=True):
+        shape = stepper.shape_of(collective, algorithm, ranks)
+        program = build(collective, algorithm, ranks, **shape)
+        expected = [
+            [[stepper.bits(terms) for terms in row] for row in state]
+            for state in contributions(program)
+        ]
+        assert states == expected, program
+
+
+def test_the_stepper_steps(browser, site):
+    """The page as a reader uses it, to the end of what its last section says."""
+    tab = browser.new_page()
+    tab.goto(f"{site}book/collective_stepper.html")
+    for algorithm, steps in (("ring", 14), ("halving_doubling", 6)):
+        tab.select_option("[name=algorithm]", algorithm)
+        tab.select_option("[name=ranks]", "8")
+        while tab.is_enabled("[name=forward]"):
+            assert tab.locator(".stepper-picture svg .done").count() < 64
+            tab.click("[name=forward]")
+        words = tab.inner_text(".stepper-words")
+        assert words.startswith(f"Done, after {steps} steps.") and "14 of 8" in words
+        assert tab.locator(".stepper-picture svg .done").count() == 64
+    tab.click("[name=back]")
+    assert tab.locator(".stepper-list li").count() == 8
+    tab.select_option("[name=collective]", "all_to_all")
+    assert "Step 1 of" in tab.inner_text(".stepper-words")
     tab.close()
