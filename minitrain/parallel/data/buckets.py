@@ -102,7 +102,7 @@ class Bucket:
         parameters: in the order in which their gradients are expected.
         flat: the gradients, one after the other. [elements]
         wire: what is sent. [elements]
-        missing: places of the parameters whose gradient this backward still owes.
+        missing: how many gradients this backward still owes.
         work: the message under way.
     """
 
@@ -116,25 +116,20 @@ class Bucket:
         self.wire = self.flat.to(reduce_dtype or wide(first.dtype))
         self.grads = self._views(self.flat, sizes)
         self.slots = self._views(self.wire, sizes)
-        self.missing: set[int] = set()
+        self.missing = 0
         self.work: Work | None = None
 
     def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
         pieces = zip(flat.split(sizes), self.parameters, strict=True)
         return [piece.view(parameter.shape) for piece, parameter in pieces]
 
-    def expect_all(self) -> None:
-        """A new backward begins."""
-        self.missing = set(range(len(self.parameters)))
-
-    def take(self, place: int) -> None:
-        """Moves the gradient of the parameter at `place` in; zeros if it has none."""
-        grad, slot = self.parameters[place].grad, self.slots[place]
+    def fill(self, at: int) -> None:
+        """Moves in the gradient of the parameter `at` this place, or zeros."""
+        grad, slot = self.parameters[at].grad, self.slots[at]
         if grad is None:
             slot.zero_()
         elif grad is not slot:  # it is, after zero_grad(set_to_none=False)
             slot.copy_(grad)
-        self.missing.discard(place)
 
     def give_back(self) -> None:
         """Makes the sums the parameters' gradients."""

@@ -5,19 +5,17 @@ Training" (VLDB 2020), whose three steps these are: gradients travel in buckets,
 bucket leaves as soon as it is full, and accumulation synchronizes once.
 """
 
+from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from minitrain.parallel.data.buckets import Bucket, Work, plan_buckets
+from minitrain.parallel.data.hooks import BackwardHooks
 from minitrain.parallel.data.links import built_in
 from minitrain.parallel.data.replicas import make_equal, members, place
-from minitrain.runtime import read
 from minitrain.workload.step import Placement, placement
 
 AllReduce = Callable[[Tensor, dist.ProcessGroup], Work]
@@ -82,7 +80,7 @@ def ddp(
     return model
 
 
-class _Reducer:
+class _Reducer(BackwardHooks):
     """What happens to the gradients of one model in a backward."""
 
     def __init__(
@@ -93,56 +91,21 @@ class _Reducer:
         overlap: bool,
         all_reduce: AllReduce,
     ) -> None:
-        self.model, self.group, self.buckets = model, group, buckets
-        self.overlap, self.all_reduce = overlap, all_reduce
-        self.synchronize = True
-        self.summed = False  # gradients hold sums, until they are zeroed
-        self.backward: int | None = None  # autograd's number of the one that runs
-        self.launched = 0
-        self.frozen = [p for p in model.parameters() if not p.requires_grad]
-        for bucket in buckets:
-            for i, parameter in enumerate(bucket.parameters):
-                hook = partial(self.gradient_is_ready, bucket, i)
-                parameter.register_post_accumulate_grad_hook(hook)
-        model.register_forward_hook(self.forward_ends)
-        model.set_requires_gradient_sync = self.set_synchronize  # type: ignore[assignment]
+        self.buckets, self.overlap, self.all_reduce = buckets, overlap, all_reduce
+        self.places = [(b, at) for b in buckets for at in range(len(b.parameters))]
+        super().__init__(model, group, [p for b in buckets for p in b.parameters])
 
-    def set_synchronize(self, flag: bool) -> None:
-        self.synchronize = flag
+    def start(self) -> None:
+        self.waiting = deque(self.buckets)
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
 
-    def forward_ends(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Backward begins where forward ended: with the gradient of an output."""
-        for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.grad_fn is not None:
-                output.register_hook(self.backward_begins)
-
-    def backward_begins(self, _: Tensor | None = None) -> None:
-        number = torch._C._current_graph_task_id()
-        if number == self.backward:
-            return
-        if self.backward is not None:  # the last one ended in an exception
-            self.wait()
-        self.check_gradients()
-        if self.synchronize:
-            self.backward, self.launched = number, 0
-            for bucket in self.buckets:
-                bucket.expect_all()
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.backward_ends)
-
-    def gradient_is_ready(self, bucket: Bucket, i: int, _: Tensor) -> None:
-        """A parameter's hook: counts down its bucket."""
-        if not self.synchronize:
-            return
-        if self.backward is None:  # an output that we did not see led here
-            self.backward_begins()
-        if i not in bucket.missing:
-            raise RuntimeError(
-                "a parameter got its gradient in two parts, and the first has been "
-                "sent; use torch.utils.checkpoint with use_reentrant=False"
-            )
-        bucket.take(i)
-        if self.overlap:
+    def take(self, i: int) -> None:
+        """The hook of parameter `i`: counts down its bucket."""
+        bucket, at = self.places[i]
+        bucket.fill(at)
+        bucket.missing -= 1
+        if self.overlap and not bucket.missing:
             self.launch_full_buckets()
 
     def launch_full_buckets(self) -> None:
@@ -151,48 +114,19 @@ class _Reducer:
         Ranks may fill their buckets in different orders, but the n-th all-reduce of one
         rank meets the n-th of the others, so all must start them in one order.
         """
-        for bucket in self.buckets[self.launched :]:
-            if bucket.missing:
-                break
-            self.launched += 1
+        while self.waiting and not self.waiting[0].missing:
+            bucket = self.waiting.popleft()
             if bucket.wire.numel():
                 bucket.work = self.all_reduce(bucket.wire, self.group)
 
-    def backward_ends(self) -> None:
-        """Autograd's callback: sends what is left, and waits for all."""
+    def finish(self) -> None:
+        """The end of backward: sends what is left, and waits for all of it."""
+        self.launch_full_buckets()
         for bucket in self.buckets:
-            for i in sorted(bucket.missing):
-                bucket.take(i)
-            self.launch_full_buckets()
-        self.wait()
-        for bucket in self.buckets:
-            bucket.give_back()
-        for buffer in self.model.buffers():
-            if buffer.numel():
-                dist.broadcast(buffer, group_src=0, group=self.group)
-
-    def wait(self) -> None:
-        """Waits for what was launched; from then on, gradients hold sums."""
-        for bucket in self.buckets[: self.launched]:
             if bucket.work is not None:
                 bucket.work.wait()
                 bucket.work = None
-        self.backward, self.summed = None, True
 
-    def check_gradients(self) -> None:
-        """Refuses what would be silently wrong."""
-        if self.synchronize and any(p.requires_grad for p in self.frozen):
-            raise RuntimeError(
-                "a parameter was unfrozen after ddp(), so nothing would sum its "
-                "gradient; unfreeze before ddp()"
-            )
-        if self.summed:
-            self.summed = False
-            held = (p.grad for b in self.buckets for p in b.parameters)
-            if any(read(g.any(), expected=False) for g in held if g is not None):
-                self.summed = True
-                raise RuntimeError(
-                    "gradients hold the sum over the ranks already, and a second "
-                    "backward would sum it again: call zero_grad() first, or before "
-                    "all backwards but the last model.set_requires_gradient_sync(False)"
-                )
+    def give_back(self) -> None:
+        for bucket in self.buckets:
+            bucket.give_back()
