@@ -6,8 +6,19 @@ one line of it, from closed forms: the memory of a GPU and the time of a step.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+
+from minitrain.collectives.cost import Link, hierarchical_seconds
+from minitrain.parallel.data import plan_buckets
+from minitrain.workload import costs, formulas
+from minitrain.workload.memory import step_memory
+from minitrain.workload.model import Transformer
+from minitrain.workload.presets import preset
 
 if TYPE_CHECKING:
     from minitrain.viz import Entry
@@ -25,6 +36,10 @@ class Run:
         memory_bytes: Of one GPU: five stacks of 16 GiB, sold as 80 GB; its driver
             leaves 79.6 GiB.
         network_bytes_per_second: One 400 Gbit/s adapter for each GPU, each way.
+        nvlink_bytes_per_second: Between GPUs of a host, each way (NVIDIA data sheet).
+        network_latency_seconds: Of a step of a ring over the network, and
+        nvlink_latency_seconds: within a host: constants of NCCL's tuning model, ring
+            with the Simple protocol (nccl, src/graph/tuning.cc).
         batch_tokens: Tokens of one optimizer step over all GPUs: our choice, eight
             sequences for each GPU.
         sequence: Tokens of one sequence.
@@ -39,6 +54,9 @@ class Run:
     peak_flops: float = 989e12
     memory_bytes: int = 80 * 2**30
     network_bytes_per_second: float = 50e9
+    nvlink_bytes_per_second: float = 450e9
+    network_latency_seconds: float = 9.6e-6
+    nvlink_latency_seconds: float = 3.4e-6
     batch_tokens: int = 4 * 2**20
     sequence: int = 8192
     utilization: float = 0.40
@@ -62,9 +80,35 @@ def through_rank_0_seconds(
     return 2 * (ranks - 1) * payload_bytes / bytes_per_second
 
 
+def all_reduce_seconds(payload_bytes: float) -> float:
+    """Time of a sum over all GPUs in two levels: hosts, and the GPUs in them."""
+    inside = Link(RUN.nvlink_latency_seconds, RUN.nvlink_bytes_per_second)
+    across = Link(RUN.network_latency_seconds, RUN.network_bytes_per_second)
+    hosts = RUN.gpus // RUN.gpus_per_host
+    return hierarchical_seconds(hosts, RUN.gpus_per_host, payload_bytes, inside, across)
+
+
+def exposed_seconds(
+    ready_seconds: Sequence[float],
+    message_seconds: Sequence[float],
+    backward_seconds: float,
+) -> float:
+    """How long after backward the last bucket arrives; buckets travel in order.
+
+    Args:
+        ready_seconds: When each bucket is full, counted from the start of backward.
+        message_seconds: How long its sum takes, once the link is free.
+        backward_seconds: When backward ends.
+    """
+    free = 0.0
+    for ready, length in zip(ready_seconds, message_seconds, strict=True):
+        free = max(free, ready) + length
+    return max(0.0, free - backward_seconds)
+
+
 def entries(chapter: int) -> list[Entry]:
     """The lines of the ledger up to a chapter, in order."""
-    lines = {1: _messages, 2: _counted}
+    lines = {1: _messages, 2: _counted, 3: _two_levels, 5: _overlapped}
     return [line for n, make in lines.items() if n <= chapter for line in make()]
 
 
@@ -89,22 +133,59 @@ def _counted() -> list[Entry]:
     Weights in bfloat16, AdamW with float32 master weights, and eight micro-batches of
     one sequence. What is computed again is computed at the same speed.
     """
+    gather = through_rank_0_seconds(
+        2 * RUN.parameters, RUN.gpus, RUN.network_bytes_per_second
+    )
+    return [
+        _line("ch. 2: all counted", False, gather),
+        _line("ch. 2: recomputed", True, gather),
+    ]
+
+
+def _two_levels() -> list[Entry]:
+    """Chapter 3: the same sum, hierarchical; what is recomputed stays so."""
+    seconds = all_reduce_seconds(2 * RUN.parameters)
+    return [_line("ch. 3: sums in two levels", True, seconds)]
+
+
+def _overlapped() -> list[Entry]:
+    """Chapter 5: in buckets, during the backward pass of the last micro-batch."""
+    return [_line("ch. 5: sums overlapped", True, overlapped_seconds())]
+
+
+def overlapped_seconds() -> float:
+    """What is left of the sums of a step when buckets travel during backward.
+
+    A parameter's gradient is taken to need time in proportion to its elements; the
+    embedding's needs none, and comes last.
+    """
+    model = Transformer(preset("llama3-8b"), device="meta", dtype=torch.bfloat16)
+    buckets = plan_buckets(model.parameters())
+    sizes = [sum(p.numel() for p in bucket) for bucket in buckets]
+    matrices = RUN.parameters - next(model.parameters()).numel()
+    backward = micro_batch_seconds(True) - micro_batch_seconds(False) / 3
+    done = [min(n, matrices) for n in itertools.accumulate(sizes)]
+    ready = [backward * n / matrices for n in done]
+    return exposed_seconds(ready, [all_reduce_seconds(2 * n) for n in sizes], backward)
+
+
+def micro_batch_seconds(recompute: bool) -> float:
+    """Arithmetic of one sequence on one GPU, forward and backward."""
+    model, seq = preset("llama3-8b"), RUN.sequence
+    head = formulas.matmul_flops(seq, model.hidden * model.vocab_size)
+    again = costs.forward_flops(model, 1, seq) - head
+    flops = costs.model_flops(model, 1, seq) + recompute * again
+    return flops / (RUN.peak_flops * RUN.utilization)
+
+
+def _line(name: str, recompute: bool, sum_seconds: float) -> Entry:
+    """Memory and arithmetic of chapter 2, and so much time for the sums."""
     from minitrain.viz import Entry
-    from minitrain.workload import costs, formulas
-    from minitrain.workload.memory import step_memory
-    from minitrain.workload.presets import preset
 
     model, seq = preset("llama3-8b"), RUN.sequence
-    payload = 2 * RUN.parameters
-    gather = through_rank_0_seconds(payload, RUN.gpus, RUN.network_bytes_per_second)
-    head = formulas.matmul_flops(seq, model.hidden * model.vocab_size)
-    lines = []
-    for name, again in (("ch. 2: all counted", False), ("ch. 2: recomputed", True)):
-        memory = step_memory(
-            model, 1, seq, "bfloat16", again, fused=True, accumulating=True
-        )
-        blocks = costs.forward_flops(model, 1, seq) - head
-        flops = costs.model_flops(model, 1, seq) + again * blocks
-        seconds = RUN.arithmetic_seconds(RUN.gpus, flops / seq) + gather
-        lines.append(Entry(name, memory.peak_bytes, seconds))
-    return lines
+    memory = step_memory(
+        model, 1, seq, "bfloat16", recompute, fused=True, accumulating=True
+    )
+    micro_batches = RUN.batch_tokens / seq / RUN.gpus
+    seconds = micro_batches * micro_batch_seconds(recompute) + sum_seconds
+    return Entry(name, memory.peak_bytes, seconds)

@@ -39,3 +39,33 @@ def test_chapter_2_adds_memory_and_attention_and_trades_one_for_the_other():
     assert work[2] / work[1] == pytest.approx((4 / 3 * (whole - head) + head) / whole)
     assert plain.memory_bytes / 2**30 == pytest.approx(172.6, abs=0.05)
     assert recomputed.memory_bytes / 2**30 == pytest.approx(133.5, abs=0.05)
+
+
+def test_chapter_3_sends_an_eighth_over_the_network():
+    *before, summed = ledger.entries(3)
+    assert before == ledger.entries(2)
+    assert summed.memory_bytes == before[-1].memory_bytes
+    payload = 2 * 8_030_261_248
+    inside = 2 * 7 / 8 * payload / 450e9 + 14 * 3.4e-6
+    across = 2 * 7 / 8 * payload / 8 / 50e9 + 14 * 9.6e-6
+    assert ledger.all_reduce_seconds(payload) == pytest.approx(inside + across)
+    gather = ledger.through_rank_0_seconds(payload, 64, 50e9)
+    saved = before[-1].step_seconds - summed.step_seconds
+    assert saved == pytest.approx(gather - inside - across)
+
+
+def test_chapter_5_leaves_the_embedding():
+    *before, hidden = ledger.entries(5)
+    assert before == ledger.entries(3)
+    embedding = ledger.all_reduce_seconds(2 * 128256 * 4096)
+    arithmetic = before[-1].step_seconds - ledger.all_reduce_seconds(2 * RUN.parameters)
+    left = hidden.step_seconds - arithmetic
+    assert embedding <= left < 1.2 * embedding
+
+
+def test_what_is_exposed():
+    exposed = ledger.exposed_seconds
+    assert exposed([1, 2, 3], [0.5, 0.5, 0.5], 3) == pytest.approx(0.5)
+    assert exposed([1, 2, 3], [2, 2, 2], 3) == pytest.approx(4)  # the link is behind
+    assert exposed([3, 1, 2], [0.5, 0.5, 0.5], 3) == pytest.approx(1.5)  # in order
+    assert exposed([1, 2], [0.1, 0.1], 5) == 0
