@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from minitrain.parallel.data.buckets import Bucket, Work, plan_buckets
 from minitrain.parallel.data.hooks import BackwardHooks
 from minitrain.parallel.data.links import built_in
-from minitrain.parallel.data.replicas import make_equal, members, place
-from minitrain.workload.step import Placement, placement
+from minitrain.parallel.data.replicas import check_own, complete, make_equal, members
 
 AllReduce = Callable[[Tensor, dist.ProcessGroup], Work]
 
@@ -67,14 +66,11 @@ def ddp(
         RuntimeError: in backward, if gradients that are sums already would be summed
             again, or if a parameter was unfrozen.
     """
-    if hasattr(model, "set_requires_gradient_sync"):
-        raise ValueError("this model synchronizes its gradients already")
+    check_own(model)
     plan = plan_buckets(model.parameters(), bucket_bytes)
     group = members(group)
     make_equal(model, group, axis)
-    for parameter in model.parameters():
-        here = placement(parameter)
-        place(parameter, Placement(here.sharded, here.partial - {axis}))
+    complete(model, axis)
     buckets = [Bucket(parameters, reduce_dtype) for parameters in plan]
     _Reducer(model, group, buckets, overlap, all_reduce)
     return model

@@ -29,7 +29,7 @@ def replicate(
     make_equal(model, members(group), axis)
     for parameter in model.parameters():
         here = placement(parameter)
-        place(parameter, Placement(here.sharded, here.partial | {axis}))
+        _place(parameter, Placement(here.sharded, here.partial | {axis}))
     return model
 
 
@@ -49,8 +49,24 @@ def members(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return chosen
 
 
-def place(parameter: Tensor, where: Placement) -> None:
-    """Sets the parameter's placement."""
+def check_own(model: nn.Module) -> None:
+    """Refuses a model that sums its gradients already.
+
+    Raises:
+        ValueError: it does.
+    """
+    if hasattr(model, "set_requires_gradient_sync"):
+        raise ValueError("this model synchronizes its gradients already")
+
+
+def complete(model: nn.Module, axis: str) -> None:
+    """Notes that the gradients' sum over `axis` is done elsewhere, during backward."""
+    for parameter in model.parameters():
+        here = placement(parameter)
+        _place(parameter, Placement(here.sharded, here.partial - {axis}))
+
+
+def _place(parameter: Tensor, where: Placement) -> None:
     parameter.placement = where  # type: ignore[attr-defined]
 
 
