@@ -62,7 +62,8 @@ def check_equal(
     The oracle is one process that runs the plain model on the whole batch, with torch's
     autograd, clipping and optimizer. Compared are, in each step: loss (sum and count),
     outputs, gradients, their norm before clipping, buffers, and the weights after the
-    step. What several ranks hold must agree among them bit by bit.
+    step. What several ranks hold must agree among them bit by bit, and after each step
+    `check_invariants` must hold.
 
     Args:
         technique: `technique(model, mesh)`, run in each rank; returns the model, or
@@ -137,6 +138,7 @@ class _Comparison:
             self._same("gradient norm", "", expected.norm, [s.norm for s in ranks]),
             self._weights(expected, ranks),
             self._buffers(expected, ranks),
+            ((rank, s.broken) for rank, s in enumerate(ranks) if s.broken),
         ):
             if found := list(faults):
                 rank, text = min(found, key=lambda fault: fault[0])

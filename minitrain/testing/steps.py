@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from minitrain.invariants import InvariantError, check_invariants
 from minitrain.testing.problems import MakeOptimizer, Problem
 from minitrain.workload.step import (
     IGNORED,
@@ -142,6 +143,7 @@ class Step:
         norm: Of all gradients, before they were clipped.
         gradients, weights, buffers: By name, whole; the last two after the step.
         elsewhere: Names that other ranks of an axis need not have.
+        broken: What `check_invariants` said after the step.
     """
 
     loss: Loss
@@ -151,6 +153,7 @@ class Step:
     weights: Named
     buffers: Named
     elsewhere: frozenset[str] = frozenset()
+    broken: str = ""
 
     def cpu(self) -> "Step":
         """The same values in the host's memory."""
@@ -202,14 +205,14 @@ def trained(
         norm = finalize_gradients(optimizer, mesh, problem.max_norm)
         gradients = parts.gradients(model, optimizer, mesh)
         optimizer.step()
+        broken = _broken(model, mesh, optimizer)
         optimizer.zero_grad(set_to_none=problem.set_to_none)
         weights = parts.weights(model, optimizer, mesh)
         places = problem.split(parts.share(_places(batch), mesh))
         outputs = _outputs(loss_fn, micro_batches, places, parts.logits)
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        steps.append(
-            Step(loss, outputs, norm, gradients, weights, buffers, _elsewhere(model))
-        )
+        results = (loss, outputs, norm, gradients, weights, buffers)
+        steps.append(Step(*results, _elsewhere(model), broken))
     return steps
 
 
@@ -270,6 +273,16 @@ def _outputs(
         for logits, batch in loss_fn.heard
         if id(batch) in number
     ]
+
+
+def _broken(
+    model: nn.Module, mesh: DeviceMesh, optimizer: torch.optim.Optimizer
+) -> str:
+    try:
+        check_invariants(model, mesh, optimizer)
+    except InvariantError as error:
+        return str(error)
+    return ""
 
 
 def _elsewhere(model: nn.Module) -> frozenset[str]:

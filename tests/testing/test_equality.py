@@ -257,6 +257,18 @@ def never_zeroed(model, make):
     return optimizer
 
 
+def other_state_on_rank_1(model, make):
+    """Nothing of it shows before the next step."""
+    optimizer = make(list(model.parameters()))
+
+    def spoil(optimizer, *_):
+        if dist.get_rank() == 1:
+            optimizer.state[model.norm.weight]["exp_avg"] *= 2
+
+    optimizer.register_step_post_hook(spoil)
+    return optimizer
+
+
 def shifted_logits(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The loss and every gradient are blind to it."""
     model.head.register_forward_hook(lambda module, x, logits: logits + 1.0)
@@ -326,6 +338,12 @@ WRONG = {
         "head.weight",
     ),
     "rate": (replicas(optimizer=with_another_rate), 2, "plain", "step 0.*: weight"),
+    "state": (
+        replicas(optimizer=other_state_on_rank_1),
+        2,
+        "adamw",
+        "step 0, .*state norm.weight:exp_avg: replicas along dp differ",
+    ),
     "not zeroed": (replicas(optimizer=never_zeroed), 2, "plain", "step 1.*gradient"),
     "shifted logits": (shifted_logits, 2, "plain", "outputs: differs"),
     "thawed": (thawed, 2, "frozen", "gradient embed.tokens.weight: .*expected 0"),
