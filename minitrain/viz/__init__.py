@@ -2,6 +2,7 @@
 
 from minitrain.viz.amounts import Entry, bars, ledger, traffic
 from minitrain.viz.figure import FAINT, INK, PALETTE, PAPER, Figure, canvas, look
+from minitrain.viz.programs import steps
 from minitrain.viz.time import skyline, timeline
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "ledger",
     "look",
     "skyline",
+    "steps",
     "timeline",
     "traffic",
 ]
