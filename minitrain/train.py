@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain import options, runtime
+from minitrain.invariants import InvariantError
 from minitrain.progress import say
 from minitrain.runtime.launcher import MAX_RANKS
 from minitrain.trainer import Job, Metrics, TrainConfig, train
@@ -66,7 +67,7 @@ def _run(job: Job) -> int:
             metrics = _start(job)
     except KeyboardInterrupt:
         return _end(f"stopped at once; go on: --resume {job.folder}", INTERRUPTED)
-    except (OSError, runtime.LaunchError) as error:
+    except (OSError, runtime.LaunchError, InvariantError) as error:
         return _end(error, 1)
     if not metrics["stopped"]:
         return 0

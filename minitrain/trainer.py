@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from minitrain import runtime
+from minitrain.invariants import check_invariants
 from minitrain.parallel.data import ddp
 from minitrain.progress import Log
 from minitrain.workload.checkpoint import load_checkpoint, save_checkpoint
@@ -73,6 +74,8 @@ class TrainConfig:
     """Of matrix products: float32, or bfloat16 by autocast. Weights are float32."""
     recompute: bool = False
     """Keep only each block's input for backward, and compute the rest again."""
+    check: bool = False
+    """Verify replicas, tied weights and gradients at each step; a fault ends the run."""
     validate_every: int = 100
     """Steps between validations; there is one at the end anyway."""
     validation_batch: int = 32
@@ -153,11 +156,13 @@ class Trainer:
         tokens = count_tokens(parts, self.mesh)
         loss = accumulate(self.model, parts, TokenLoss(tokens))
         norm = finalize_gradients(self.optimizer, self.mesh, self.config.clip)
+        self._check()
         # The norm is the same on every rank, so all of them skip, or none.
         skipped = not math.isfinite(runtime.read(norm, expected=1.0))
         if not skipped:
             self.optimizer.step()
         self.optimizer.zero_grad()
+        self._check()
         loss_sum, stops = self._sum(runtime.read(loss.sum), float(stop))
         seconds = time.perf_counter() - start
         self.done += 1
@@ -217,6 +222,10 @@ class Trainer:
             torch.set_rng_state(own["rng"])
             if self.device.type == "cuda" and "cuda_rng" in own:
                 torch.cuda.set_rng_state(own["cuda_rng"], self.device)
+
+    def _check(self) -> None:
+        if self.config.check:
+            check_invariants(self.model, self.mesh, self.optimizer)
 
     def _micro_batches(self, batch: Batch) -> list[Batch]:
         sequences = len(batch.tokens)

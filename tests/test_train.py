@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from minitrain import launch
+from minitrain.invariants import InvariantError
 from minitrain.testing import assert_close
 from minitrain.train import parse, plan
 from minitrain.trainer import TrainConfig, Trainer, learning_rate, train
@@ -123,6 +124,59 @@ def test_replicas_stay_equal_and_their_gradients_are_complete(
     for weight, complete in (replicas_of := launch(replicas, 3)):
         assert_close(weight, replicas_of[0][0], tol=0.0)
         assert complete
+
+
+def test_check_changes_no_figure(options: dict[str, Any], tmp_path: Path) -> None:
+    plain = in_ranks({**options, "steps": 3}, 2)
+    checked = {**options, "steps": 3, "out": tmp_path / "checked", "check": True}
+    for a, b in zip(in_ranks(checked, 2), plain, strict=True):
+        assert a.get("loss") == b.get("loss")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_check_names_what_is_broken(options: dict[str, Any], ranks: int) -> None:
+    job = plan(TrainConfig(**options, check=True), ranks)
+
+    def broken() -> list[str]:
+        trainer, said = Trainer(job), []
+        trainer.step()
+        weight = trainer.model.blocks[0].mlp.up.weight
+        last = torch.distributed.get_rank() == ranks - 1
+
+        def attempt() -> None:
+            with pytest.raises(InvariantError) as caught:
+                trainer.step()
+            said.append(str(caught.value))
+            trainer.optimizer.zero_grad()
+
+        hook = weight.register_hook(lambda grad: grad * math.nan if last else grad)
+        attempt()
+        hook.remove()
+        if ranks > 1:
+            step = trainer.optimizer.step
+            trainer.optimizer.step = lambda: (step(), weight.data.add_(last * 1e-6))
+            attempt()
+        return said
+
+    for said in launch(broken, ranks):
+        assert "blocks.0.mlp.up.weight" in said[0]
+        assert "not finite" in said[0]
+        if ranks > 1:
+            assert "blocks.0.mlp.up.weight" in said[1]
+            assert "dp" in said[1]
+            assert "ranks 0, 1 | 2" in said[1]
+
+
+def test_a_failed_check_ends_the_run_in_words(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from minitrain.train import main
+
+    diverging = {**options, "lr": 1e15, "warmup": 0}
+    assert main([*command(diverging)[4:], "--check"]) == 1
+    said = capfd.readouterr().err
+    assert "error: the ranks do not hold one model" in said
+    assert "Traceback" not in said
 
 
 def test_decay_and_schedule(options: dict[str, Any]) -> None:

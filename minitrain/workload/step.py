@@ -201,7 +201,8 @@ def finalize_gradients(
     In this order: (1) each gradient is summed over its partial axes, in float32 or
     wider, parameter by parameter; (2) the norm over the whole model, in which shards
     are summed over their axes and a replicated parameter counts once; (3) if the norm
-    exceeds `max_norm`, all gradients are scaled to it.
+    exceeds `max_norm`, all gradients are scaled to it; where it is not finite they stay
+    as they are, so that one can see which of them is to blame.
 
     Every rank makes the same calls: a parameter that got no gradient here takes part
     with zeros, since another rank may have one. A gradient that is not finite on any
@@ -223,6 +224,7 @@ def finalize_gradients(
     norm = gradient_norm(parameters, mesh)
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        scale = torch.where(norm.isfinite(), scale, torch.ones_like(scale))
         for grad in (p.grad for p in parameters if p.grad is not None):
             grad.mul_(scale.to(grad.dtype))
     return norm
