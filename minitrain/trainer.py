@@ -75,7 +75,7 @@ class TrainConfig:
     recompute: bool = False
     """Keep only each block's input for backward, and compute the rest again."""
     check: bool = False
-    """Verify replicas, tied weights and gradients at each step; a fault ends the run."""
+    """Verify replicas, tied weights and gradients each step; a fault ends the run."""
     validate_every: int = 100
     """Steps between validations; there is one at the end anyway."""
     validation_batch: int = 32
