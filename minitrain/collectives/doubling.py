@@ -5,7 +5,7 @@ the number of ranks is no power of two, a core of 2^k ranks does the work: each 
 beyond it first folds its part into a rank of the core, and gets its result at the end.
 """
 
-from minitrain.collectives.program import Program, Step, Transfer, backwards
+from minitrain.collectives.program import Program, Transfer, backwards
 
 
 def recursive_doubling_all_reduce(ranks: int) -> Program:
@@ -15,11 +15,11 @@ def recursive_doubling_all_reduce(ranks: int) -> Program:
     """
     core = core_of(ranks)
     fold = folded(ranks, chunks=1)
-    exchange = tuple(
-        tuple(Transfer(rank, rank ^ 2**bit, (0,), add=True) for rank in range(core))
-        for bit in range(core.bit_length() - 1)
-    )
-    steps = fold + exchange + backwards(fold, add=False)
+    exchange = [
+        [Transfer(rank, rank ^ 2**k, (0,), add=True) for rank in range(core)]
+        for k in range(core.bit_length() - 1)
+    ]
+    steps = [fold, *exchange, *backwards([fold], add=False)]
     return Program("all_reduce", "recursive_doubling", ranks, 1, steps)
 
 
@@ -29,19 +29,18 @@ def halving_doubling_all_reduce(ranks: int) -> Program:
     2 log2 N steps, and of a power of two of ranks no more bytes than the ring.
     """
     core = core_of(ranks)
-    down = folded(ranks, chunks=core) + halving(core, chunks=core)
-    steps = down + backwards(down, add=False)
+    down = [folded(ranks, chunks=core), *halving(core, chunks=core)]
+    steps = [*down, *backwards(down, add=False)]
     return Program("all_reduce", "halving_doubling", ranks, core, steps)
 
 
 def halving_reduce_scatter(ranks: int) -> Program:
     """Half of what is left goes to the partner, half is kept: log2 N steps."""
     core = core_of(ranks)
-    extra = tuple(
+    out = [
         Transfer(rank - core, rank, (rank,), add=False) for rank in range(core, ranks)
-    )
-    steps = folded(ranks, chunks=ranks) + halving(core, chunks=ranks)
-    steps += (extra,) if extra else ()
+    ]
+    steps = [folded(ranks, chunks=ranks), *halving(core, chunks=ranks), out]
     return Program("reduce_scatter", "halving", ranks, ranks, steps)
 
 
@@ -61,20 +60,14 @@ def bruck_all_gather(ranks: int) -> Program:
     steps = []
     have = 1
     while have < ranks:
-        missing = range(min(have, ranks - have))
-        steps.append(
-            tuple(
-                Transfer(
-                    rank,
-                    (rank - have) % ranks,
-                    tuple((rank + i) % ranks for i in missing),
-                    add=False,
-                )
-                for rank in range(ranks)
-            )
-        )
+        step = []
+        for rank in range(ranks):
+            missing = range(rank, rank + min(have, ranks - have))
+            chunks = tuple(chunk % ranks for chunk in missing)
+            step.append(Transfer(rank, (rank - have) % ranks, chunks, add=False))
+        steps.append(step)
         have *= 2
-    return Program("all_gather", "bruck", ranks, ranks, tuple(steps))
+    return Program("all_gather", "bruck", ranks, ranks, steps)
 
 
 def core_of(ranks: int) -> int:
@@ -82,16 +75,15 @@ def core_of(ranks: int) -> int:
     return 2 ** (ranks.bit_length() - 1)
 
 
-def folded(ranks: int, chunks: int) -> tuple[Step, ...]:
-    """One step in which each rank beyond the core adds all it has to a rank of it."""
+def folded(ranks: int, chunks: int) -> list[Transfer]:
+    """The step in which each rank beyond the core adds all it has to a rank of it."""
     core, everything = core_of(ranks), tuple(range(chunks))
-    step = tuple(
+    return [
         Transfer(rank, rank - core, everything, add=True) for rank in range(core, ranks)
-    )
-    return (step,) if step else ()
+    ]
 
 
-def halving(core: int, chunks: int) -> tuple[Step, ...]:
+def halving(core: int, chunks: int) -> list[list[Transfer]]:
     """Recursive halving among `core` ranks, from the partner farthest away.
 
     Rank r will own the chunks c with c = r (mod `core`). Once ranks have paired up by
@@ -105,10 +97,10 @@ def halving(core: int, chunks: int) -> tuple[Step, ...]:
         step = []
         for rank in range(core):
             partner = rank ^ bit
-            theirs = (
+            theirs = tuple(
                 c for c in range(chunks) if c % core & settled == partner & settled
             )
-            step.append(Transfer(rank, partner, tuple(theirs), add=True))
-        steps.append(tuple(step))
+            step.append(Transfer(rank, partner, theirs, add=True))
+        steps.append(step)
         bit //= 2
-    return tuple(steps)
+    return steps

@@ -8,13 +8,13 @@ from minitrain.collectives.program import Program, Transfer
 
 def direct_all_to_all(ranks: int) -> Program:
     """Everything at once: one step, N - 1 messages from every rank."""
-    step = tuple(
+    step = [
         Transfer(source, to, (source * ranks + to,), add=False)
         for source in range(ranks)
         for to in range(ranks)
         if source != to
-    )
-    return Program("all_to_all", "direct", ranks, ranks**2, (step,) if step else ())
+    ]
+    return Program("all_to_all", "direct", ranks, ranks**2, [step])
 
 
 def pairwise_all_to_all(ranks: int) -> Program:
@@ -22,14 +22,13 @@ def pairwise_all_to_all(ranks: int) -> Program:
 
     As many messages as `direct`, but no rank is flooded.
     """
-    steps = tuple(
-        tuple(
-            Transfer(rank, to, (rank * ranks + to,), add=False)
-            for rank in range(ranks)
-            for to in [(rank + ahead) % ranks]
-        )
-        for ahead in range(1, ranks)
-    )
+    steps = []
+    for ahead in range(1, ranks):
+        step = []
+        for rank in range(ranks):
+            to = (rank + ahead) % ranks
+            step.append(Transfer(rank, to, (rank * ranks + to,), add=False))
+        steps.append(step)
     return Program("all_to_all", "pairwise", ranks, ranks**2, steps)
 
 
@@ -50,6 +49,6 @@ def bruck_all_to_all(ranks: int) -> Program:
                     source = (rank - way % hop) % ranks  # its smaller hops are done
                     chunks.append(source * ranks + (source + way) % ranks)
             step.append(Transfer(rank, (rank + hop) % ranks, tuple(chunks), add=False))
-        steps.append(tuple(step))
+        steps.append(step)
         hop *= 2
-    return Program("all_to_all", "bruck", ranks, ranks**2, tuple(steps))
+    return Program("all_to_all", "bruck", ranks, ranks**2, steps)

@@ -30,20 +30,20 @@ def hierarchical_all_reduce(ranks: int, ranks_per_host: int) -> Program:
     scatter = ring_reduce_scatter(ranks_per_host).steps
     reduce = ring_all_reduce(hosts).steps
     gather = ring_all_gather(ranks_per_host).steps
-    steps = (
+    steps = [
         *at_once(play(scatter, host, pieces) for host in inside),
         *at_once(
             play(reduce, rail, [(chunk,) for chunk in piece])
             for rail, piece in zip(across, pieces, strict=True)
         ),
         *at_once(play(gather, host, pieces) for host in inside),
-    )
+    ]
     return Program("all_reduce", "hierarchical", ranks, ranks, steps)
 
 
-def at_once(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
+def at_once(parts: Iterable[Iterable[Step]]) -> list[Step]:
     """Several sequences of steps, equally long, played at the same time."""
-    return tuple(
-        tuple(transfer for step in steps for transfer in step)
+    return [
+        [transfer for step in steps for transfer in step]
         for steps in zip(*parts, strict=True)
-    )
+    ]

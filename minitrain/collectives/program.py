@@ -43,7 +43,7 @@ class Transfer:
         return f"{self.source}→{self.to} {sign}{','.join(map(str, self.chunks))}"
 
 
-Step = tuple[Transfer, ...]
+Step = Sequence[Transfer]
 """Messages that travel at once: each carries what its sender held before the step."""
 
 
@@ -61,7 +61,7 @@ class Program:
         algorithm: Its name, such as `ring`.
         ranks: Size of the group.
         chunks: Into how many chunks the buffer is cut.
-        steps: The steps, in order.
+        steps: The steps, in order, as tuples; a step without a message is left out.
         root: Position of the root of a broadcast or a reduce.
 
     Raises:
@@ -72,10 +72,12 @@ class Program:
     algorithm: str
     ranks: int
     chunks: int
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     root: int = 0
 
     def __post_init__(self) -> None:
+        frozen = tuple(tuple(step) for step in self.steps if step)
+        object.__setattr__(self, "steps", frozen)
         if self.collective not in COLLECTIVES:
             known = ", ".join(COLLECTIVES)
             raise ValueError(f"no collective {self.collective!r}: one of {known}")
@@ -150,16 +152,16 @@ class Program:
         return "\n".join([repr(self).strip("<>"), *lines])
 
 
-def backwards(steps: Sequence[Step], add: bool) -> tuple[Step, ...]:
+def backwards(steps: Sequence[Step], add: bool) -> list[Step]:
     """The steps in reverse order, every message from its receiver to its sender.
 
     A broadcast played backwards, adding, is a reduce. A reduce-scatter played
     backwards, copying, is an all-gather.
     """
-    return tuple(
-        tuple(Transfer(t.to, t.source, t.chunks, add) for t in step)
+    return [
+        [Transfer(t.to, t.source, t.chunks, add) for t in step]
         for step in reversed(steps)
-    )
+    ]
 
 
 def play(
@@ -173,7 +175,7 @@ def play(
         chunks: What stands for chunk 0, 1, ...: one or several chunks each.
     """
     for step in steps:
-        yield tuple(
+        yield [
             Transfer(
                 ranks[t.source],
                 ranks[t.to],
@@ -181,4 +183,4 @@ def play(
                 t.add,
             )
             for t in step
-        )
+        ]

@@ -12,13 +12,13 @@ def ring_reduce_scatter(ranks: int) -> Program:
     `ranks` - 1 steps of one chunk. Chunk c starts at rank c + 1, so that rank c is the
     last to add to it: in step k rank r sends chunk r - 1 - k.
     """
-    steps = tuple(
-        tuple(
-            Transfer(rank, (rank + 1) % ranks, ((rank - 1 - step) % ranks,), add=True)
+    steps = [
+        [
+            Transfer(rank, (rank + 1) % ranks, ((rank - 1 - k) % ranks,), add=True)
             for rank in range(ranks)
-        )
-        for step in range(ranks - 1)
-    )
+        ]
+        for k in range(ranks - 1)
+    ]
     return Program("reduce_scatter", "ring", ranks, ranks, steps)
 
 
@@ -28,13 +28,13 @@ def ring_all_gather(ranks: int) -> Program:
     `ranks` - 1 steps of one chunk. Chunk c starts at rank c: in step k rank r sends
     chunk r - k, the one that it has just received.
     """
-    steps = tuple(
-        tuple(
-            Transfer(rank, (rank + 1) % ranks, ((rank - step) % ranks,), add=False)
+    steps = [
+        [
+            Transfer(rank, (rank + 1) % ranks, ((rank - k) % ranks,), add=False)
             for rank in range(ranks)
-        )
-        for step in range(ranks - 1)
-    )
+        ]
+        for k in range(ranks - 1)
+    ]
     return Program("all_gather", "ring", ranks, ranks, steps)
 
 
@@ -45,5 +45,5 @@ def ring_all_reduce(ranks: int) -> Program:
     Yuan, 2009, theorem 1). Each chunk is summed in one order and then copied, so all
     ranks end with the same bits.
     """
-    steps = ring_reduce_scatter(ranks).steps + ring_all_gather(ranks).steps
+    steps = [*ring_reduce_scatter(ranks).steps, *ring_all_gather(ranks).steps]
     return Program("all_reduce", "ring", ranks, ranks, steps)

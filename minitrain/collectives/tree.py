@@ -11,17 +11,15 @@ def tree_broadcast(ranks: int, root: int = 0) -> Program:
     ceil(log2 N) steps, the fewest in which one rank can reach all.
     """
     steps = []
-    holders = 1
-    while holders < ranks:
-        pairs = ((i, i + holders) for i in range(min(holders, ranks - holders)))
-        steps.append(
-            tuple(
-                Transfer((root + a) % ranks, (root + b) % ranks, (0,), add=False)
-                for a, b in pairs
-            )
-        )
-        holders *= 2
-    return Program("broadcast", "tree", ranks, 1, tuple(steps), root)
+    have = 1
+    while have < ranks:
+        step = []
+        for i in range(min(have, ranks - have)):
+            source, to = (root + i) % ranks, (root + i + have) % ranks
+            step.append(Transfer(source, to, (0,), add=False))
+        steps.append(step)
+        have *= 2
+    return Program("broadcast", "tree", ranks, 1, steps, root)
 
 
 def tree_reduce(ranks: int, root: int = 0) -> Program:
@@ -32,7 +30,7 @@ def tree_reduce(ranks: int, root: int = 0) -> Program:
 
 def tree_all_reduce(ranks: int) -> Program:
     """Reduce to rank 0, then broadcast: 2 ceil(log2 N) steps of the whole buffer."""
-    steps = tree_reduce(ranks).steps + tree_broadcast(ranks).steps
+    steps = [*tree_reduce(ranks).steps, *tree_broadcast(ranks).steps]
     return Program("all_reduce", "tree", ranks, 1, steps)
 
 
@@ -42,14 +40,15 @@ def chain_broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Program:
     N - 2 + `pieces` steps of M / `pieces` bytes. With many pieces the time of the
     bytes is that of one message, however many ranks there are.
     """
-    steps = tuple(
-        tuple(
-            Transfer((root + i) % ranks, (root + i + 1) % ranks, (time - i,), add=False)
+    chain = [(root + i) % ranks for i in range(ranks)]
+    steps = [
+        [
+            Transfer(chain[i], chain[i + 1], (time - i,), add=False)
             for i in range(ranks - 1)
             if 0 <= time - i < pieces
-        )
-        for time in range(ranks + pieces - 2 if ranks > 1 else 0)
-    )
+        ]
+        for time in range(ranks - 2 + pieces)
+    ]
     return Program("broadcast", "chain", ranks, pieces, steps, root)
 
 
@@ -63,15 +62,15 @@ def double_tree_all_reduce(ranks: int, pieces: int = 8) -> Program:
     2009; in NCCL since 2.4.)
     """
     levels = ranks.bit_length() - 1
-    down = tuple(
-        tuple(
+    down = [
+        [
             Transfer(parent, child, (tree * pieces + time - level,), add=False)
             for tree, level, parent, child in two_trees(ranks)
             if 0 <= time - level < pieces
-        )
-        for time in range(levels + pieces - 1 if levels else 0)
-    )
-    steps = backwards(down, add=True) + down
+        ]
+        for time in range(levels - 1 + pieces)
+    ]
+    steps = [*backwards(down, add=True), *down]
     return Program("all_reduce", "double_tree", ranks, 2 * pieces, steps)
 
 
