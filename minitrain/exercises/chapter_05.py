@@ -2,15 +2,18 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from minitrain import launch, trace
-from minitrain.exercises.framework import Case, Exercise, RefusedError
+from minitrain.exercises.framework import Case, Exercise, RefusedError, is_stub
+from minitrain.testing import PROBLEMS, check_equal
 
 # ---- pure functions
 
@@ -239,9 +242,12 @@ def _run_sum(answer: Callable[..., Any], case: Case) -> list[Any]:
 
 def _sum_on_rank(answer: Callable[..., Any], used: list[list[int]]) -> Any:
     model = _used_layers(dist.get_rank(), used)
+    before = _with_zeros(model)
     result = answer(model)
     if result is not None:
         return result
+    if len(used) > 1 and torch.equal(before, _with_zeros(model)):
+        return None  # nothing was done: a stub
     frozen = model[0].bias.grad  # type: ignore[index]
     if frozen is not None:
         raise RefusedError("a frozen parameter got a gradient")
@@ -295,6 +301,46 @@ def _micro_batch_counts(draw: random.Random) -> Iterator[Case]:
         yield (count,)
 
 
+JUDGED_ON = (
+    "plain",
+    "tied",
+    "unused",
+    "branches",
+    "micro-batches",
+    "no tokens",
+)
+
+
+def technique_is_right(ranks: int, problem: str) -> bool:
+    """A data-parallel technique equals one device."""
+    return True
+
+
+def _run_technique(answer: Callable[..., Any], case: Case) -> bool:
+    """Let the harness compare the reader's technique with one device."""
+    ranks, problem = case
+    written = partial(_unless_stub, answer)
+    try:
+        check_equal(written, ranks, PROBLEMS[problem], timeout=5.0)
+    except AssertionError as difference:
+        raise RefusedError(str(difference)) from difference
+    return True
+
+
+def _unless_stub(answer: Callable[..., Any], model: nn.Module, mesh: DeviceMesh) -> Any:
+    made = answer(model, mesh)
+    if is_stub(made):
+        raise NotImplementedError
+    return made
+
+
+def _judged(draw: random.Random) -> Iterator[Case]:
+    yield 3, "plain"
+    for problem in JUDGED_ON[1:]:
+        yield 2, problem
+    yield 1, "plain"
+
+
 EXERCISES = (
     Exercise("step_wire_bytes", step_wire_bytes, _steps),
     Exercise("buckets", buckets, _models),
@@ -319,4 +365,5 @@ EXERCISES = (
         1e-12,
         part="rank",
     ),
+    Exercise("technique", technique_is_right, _judged, _run_technique),
 )
