@@ -69,10 +69,11 @@ def all_to_alls(ranks: int) -> Iterator[Case]:
 
     equal = [[2] * ranks] * ranks
     uneven = [[(3 * r + 2 * i) % 4 for i in range(ranks)] for r in range(ranks)]
-    if ranks == 3:
-        uneven = [[3, 2, 1], [2, 2, 2], [1, 2, 3]]
+    tables = [equal, uneven, [[0] * ranks] * ranks]
+    if ranks == 3:  # it is its own mirror image, so hides a backward that goes forward
+        tables.append([[3, 2, 1], [2, 2, 2], [1, 2, 3]])
     for dim in (0, -1):
-        for table in (equal, uneven, [[0] * ranks] * ranks):
+        for table in tables:
             shapes = [(sum(row), 5) if dim == 0 else (5, sum(row)) for row in table]
             options = [{"dim": dim, "sizes": row} for row in table]
             if table is equal:
