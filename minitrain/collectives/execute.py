@@ -32,6 +32,9 @@ def run(
 ) -> None:
     """Play this rank's part of a program, in place.
 
+    With NCCL the group must have been used before, by all its ranks: it connects them
+    in the first call, and not every rank has a message in every step.
+
     Args:
         program: For as many ranks as the group has.
         chunks: `chunks[c]` is the place of chunk c, flat and contiguous, as long on
@@ -69,13 +72,13 @@ def _play(
         direct = not t.add and len(places) == 1 and t.chunks[0] not in leaving
         elements = sum(place.numel() for place in places)
         message = places[0] if direct else places[0].new_empty(elements)
-        posts.append(dist.P2POp(dist.irecv, message, None, group, 0, t.source))
+        posts.append(dist.P2POp(dist.irecv, message, group=group, group_peer=t.source))
         if not direct:
             arrivals.append((message, places, t.add))
     for t in sends:
         places = [chunks[chunk] for chunk in t.chunks]
         message = places[0] if len(places) == 1 else torch.cat(places)
-        posts.append(dist.P2POp(dist.isend, message, None, group, 0, t.to))
+        posts.append(dist.P2POp(dist.isend, message, group=group, group_peer=t.to))
     posts = [post for post in posts if post.tensor.numel()]
     for work in dist.batch_isend_irecv(posts) if posts else ():
         work.wait()
