@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 
 from minitrain import Layout, launch, runtime, trace
+from minitrain.collectives import all_reduce
+from minitrain.parallel.data import ddp, horovod
+from minitrain.testing import PROBLEMS, check_equal
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU on this machine")
@@ -49,6 +52,26 @@ def test_a_trace_sees_nccl_and_memory_of_the_gpu():
         assert [m.op for m in t.messages] == ["all_reduce"]
         assert t.payload_bytes == 4000
         assert t.peak_bytes["communication"] == 4000
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "double_tree"])
+def test_our_all_reduces_sum_as_nccl_does(algorithm):
+    def f():
+        x = torch.arange(1003.0, device=runtime.device()) * (dist.get_rank() + 1)
+        expected = x.clone()
+        dist.all_reduce(expected)
+        all_reduce(x, algorithm=algorithm)
+        return torch.equal(x, expected)  # whole numbers: no rounding
+
+    assert all(launch(f, GPUS))
+
+
+@pytest.mark.parametrize("technique", [ddp, horovod])
+def test_data_parallelism_equals_one_device(technique):
+    def on_mesh(model, mesh):
+        return technique(model, mesh.get_group("dp"))
+
+    check_equal(on_mesh, GPUS, list(PROBLEMS.values()))
 
 
 def test_training_on_a_gpu_follows_the_cpu(tmp_path):

@@ -211,7 +211,7 @@ def _used_layers(rank: int, used: list[list[int]]) -> nn.Module:
     """Three layers after a backward that went through those in `used[rank]` only."""
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]).double()
-    model[0].bias.requires_grad_(False)  # type: ignore[union-attr]
+    model[0].bias.requires_grad_(False)
     generator = torch.Generator().manual_seed(20 + rank)
     inputs = torch.randn(4, 3, dtype=torch.float64, generator=generator)
     for layer in used[rank]:
