@@ -1,6 +1,6 @@
 """The comparison of a technique with one device, on every rank."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Report:
 def check_equal(
     technique: Technique,
     ranks: int,
-    problem: Problem | Sequence[Problem] = PROBLEMS["plain"],
+    problem: Problem | Iterable[Problem] = PROBLEMS["plain"],
     *,
     layout: Layout | None = None,
     broadcasts: Collection[str] = ("dp",),
@@ -60,8 +60,8 @@ def check_equal(
     """Trains `problem` under `technique` and compares every rank with one device.
 
     The oracle is one process that runs the plain model on the whole batch, with torch's
-    autograd, clipping and optimizer. Compared are, in each step: loss (sum and count),
-    outputs, gradients, their norm before clipping, buffers, and the weights after the
+    autograd, clipping and optimizer. Compared are, in each step: outputs, loss (sum and
+    count), gradients, their norm before clipping, buffers, and the weights after the
     step. What several ranks hold must agree among them bit by bit, and after each step
     `check_invariants` must hold.
 
@@ -82,10 +82,13 @@ def check_equal(
         AssertionError: Something differs; the message names problem, step, rank, what
             it is and by how much.
         RankError, StallError: The technique raised an exception, or hangs.
-        ValueError: `layout` is for another number of ranks.
+        ValueError: `layout` is for another number of ranks, or an axis is unknown.
     """
     layout = layout or Layout(dp=ranks)
     layout.check_world_size(ranks)
+    if unknown := set(broadcasts) - set(layout.coordinates(0)):
+        axes = ", ".join(layout.coordinates(0))
+        raise ValueError(f"broadcasts={sorted(unknown)}: the axes are {axes}")
     problems = [problem] if isinstance(problem, Problem) else list(problem)
     run = _Run(technique, problems, layout, frozenset(broadcasts))
     results = launch(run, ranks, timeout=timeout)
@@ -106,6 +109,10 @@ class _Run:
     problems: Sequence[Problem]
     layout: Layout
     broadcasts: frozenset[str]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.func, "__name__", "the technique")
 
     def __call__(self) -> list[list[Step]]:
         mesh, rank = self.layout.mesh(), runtime.rank()
@@ -132,8 +139,8 @@ class _Comparison:
     def step(self, where: str, expected: Step, ranks: Sequence[Step]) -> None:
         """One step of all ranks; the first kind of result that differs is raised."""
         for faults in (
+            self._outputs(expected, ranks),  # first, since they name the rank
             self._losses(expected, ranks),
-            self._outputs(expected, ranks),
             self._gradients(expected, ranks),
             self._same("gradient norm", "", expected.norm, [s.norm for s in ranks]),
             self._weights(expected, ranks),

@@ -6,7 +6,7 @@ the same few lines as everybody's; `oracle` is one process and torch alone.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -73,11 +73,10 @@ def whole(value: Tensor, where: Placement, mesh: DeviceMesh) -> Tensor:
 def whole_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
 ) -> Named:
-    """Each parameter's gradient, by name, whole; those without one are left out."""
-    named = model.named_parameters()
+    """Each parameter's gradient, whole, by each of its names, if it has one."""
     return {
         name: whole(p.grad.clone(), placement(p), mesh)
-        for name, p in named
+        for name, p in _parameters(model)
         if p.grad is not None
     }
 
@@ -85,9 +84,20 @@ def whole_gradients(
 def whole_weights(
     model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
 ) -> Named:
-    """Each parameter that this rank has any part of, by name, whole."""
-    named = model.named_parameters()
-    return {n: whole(p.detach().clone(), placement(p), mesh) for n, p in named}
+    """Each parameter, whole, by each of its names."""
+    return {
+        name: whole(p.detach().clone(), placement(p), mesh)
+        for name, p in _parameters(model)
+    }
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """A tied weight has two names, and a pipeline stage may hold only the second."""
+    return list(model.named_parameters(remove_duplicate=False))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,9 @@ class Parts:
             `finalize_gradients`. By default those of the model's parameters, which
             are put together by their placements.
         weights: Likewise the whole weights, after `optimizer.step`.
-        logits: Makes the logits of a micro-batch whole, [batch, seq, vocab], where a
-            rank has only a part of the vocabulary.
+        loss_fn: `loss_fn(plain)` is the loss that takes this model's logits, where a
+            rank has only those of a part of the vocabulary.
+        logits: Makes such logits whole, [batch, seq, vocab].
     """
 
     model: nn.Module
@@ -122,7 +133,8 @@ class Parts:
     weights: Callable[[nn.Module, torch.optim.Optimizer, DeviceMesh], Named] = (
         whole_weights
     )
-    logits: Callable[[Tensor], Tensor] = torch.Tensor.detach
+    loss_fn: Callable[[TokenLoss], LossFunction] = _same
+    logits: Callable[[Tensor], Tensor] = _same
 
 
 Technique = Callable[[nn.Module, DeviceMesh], nn.Module | Parts]
@@ -200,7 +212,8 @@ def trained(
     for number in range(problem.steps):
         batch = problem.batch(number).to(device)
         micro_batches = problem.split(parts.share(batch, mesh))
-        loss_fn = Listener(TokenLoss(count_tokens(micro_batches, mesh)))
+        plain = TokenLoss(count_tokens(micro_batches, mesh))
+        loss_fn = Listener(parts.loss_fn(plain))
         loss = parts.forward_backward(model, micro_batches, loss_fn)
         norm = finalize_gradients(optimizer, mesh, problem.max_norm)
         gradients = parts.gradients(model, optimizer, mesh)
@@ -229,14 +242,11 @@ def oracle(problem: Problem) -> list[Step]:
         count = (targets != IGNORED).sum()
         (total / count.clamp(min=1)).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-        gradients = {
-            name: p.grad.clone()
-            for name, p in model.named_parameters()
-            if p.grad is not None
-        }
+        named = _parameters(model)
+        gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
-        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+        weights = {n: p.detach().clone() for n, p in named}
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
         outputs = [(torch.arange(len(logits)), logits.detach())]
         loss = Loss(total.detach(), count)
@@ -286,5 +296,5 @@ def _broken(
 
 
 def _elsewhere(model: nn.Module) -> frozenset[str]:
-    named = model.named_parameters()
+    named = _parameters(model)
     return frozenset(n for n, p in named if None in placement(p).sharded.values())
