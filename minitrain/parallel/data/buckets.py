@@ -125,16 +125,22 @@ class Bucket:
 
     def fill(self, at: int) -> None:
         """Moves in the gradient of the parameter `at` this place, or zeros."""
-        grad, slot = self.parameters[at].grad, self.slots[at]
-        if grad is None:
-            slot.zero_()
-        elif grad is not slot:  # it is, after zero_grad(set_to_none=False)
+        parameter, slot = self.parameters[at], self.slots[at]
+        grad = parameter.grad
+        if grad is slot:  # after zero_grad(set_to_none=False) it was made in place
+            return
+        if grad is not None:
             slot.copy_(grad)
+        else:
+            slot.zero_()
+            if not parameter.requires_grad:  # frozen since
+                return
+        parameter.grad = self.grads[at]  # frees what autograd had allocated
 
-    def give_back(self) -> None:
-        """Makes the sums the parameters' gradients."""
+    def finish(self) -> None:
+        """Waits for the sum; then it is in the parameters' gradients."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
         if self.wire is not self.flat:
             self.flat.copy_(self.wire)
-        for parameter, grad in zip(self.parameters, self.grads, strict=True):
-            if parameter.requires_grad:  # it may have been frozen since
-                parameter.grad = grad

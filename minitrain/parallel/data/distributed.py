@@ -119,10 +119,4 @@ class _Reducer(BackwardHooks):
         """The end of backward: sends what is left, and waits for all of it."""
         self.launch_full_buckets()
         for bucket in self.buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-                bucket.work = None
-
-    def give_back(self) -> None:
-        for bucket in self.buckets:
-            bucket.give_back()
+            bucket.finish()

@@ -15,9 +15,9 @@ from minitrain.runtime import read
 class BackwardHooks:
     """Follows the synchronized backwards of a model, from begin to end.
 
-    A technique fills in `start`, `take`, `finish` and `give_back`. Here is what all of
-    them need: a parameter that gets no gradient, micro-batches that only accumulate, a
-    backward that ends in an exception, and what must be refused.
+    A technique fills in `start`, `take` and `finish`. Here is what all of them need: a
+    parameter that gets no gradient, micro-batches that only accumulate, a backward that
+    ends in an exception, and what must be refused.
 
     Args:
         model: gets hooks, and `set_requires_gradient_sync(flag)`.
@@ -51,11 +51,7 @@ class BackwardHooks:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """All gradients were taken: returns when all are summed."""
-        raise NotImplementedError
-
-    def give_back(self) -> None:
-        """Makes the sums the parameters' gradients."""
+        """All gradients were taken: returns when `.grad` holds the sums."""
         raise NotImplementedError
 
     # ---- the calls of autograd
@@ -86,18 +82,18 @@ class BackwardHooks:
             return
         if self.backward is None:  # an output that we did not see led here
             self._backward_begins()
-        if i not in self.missing:
+        try:
+            self.missing.remove(i)
+        except KeyError:
             raise RuntimeError(
                 "a parameter got its gradient in two parts, and the first has been "
                 "sent; use torch.utils.checkpoint with use_reentrant=False"
-            )
-        self.missing.discard(i)
+            ) from None
         self.take(i)
 
     def _ends(self) -> None:
         """Backward is over: sums become gradients, and replicas whole again."""
         self._finish()
-        self.give_back()
         self.summed = True
         for buffer in self.model.buffers():
             if buffer.numel():

@@ -158,8 +158,6 @@ class _Horovod(BackwardHooks):
             self.backward = None
             self.error.add_note("met by the background thread of horovod()")
             raise self.error
-
-    def give_back(self) -> None:
         for i, parameter in enumerate(self.parameters):
             if parameter.requires_grad:  # it may have been frozen since
                 parameter.grad = self.gradients[i]

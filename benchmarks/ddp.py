@@ -1,0 +1,136 @@
+"""A data-parallel training step: ours beside torch's DistributedDataParallel.
+
+The same Transformer, the same data and buckets of the same size, on 2 and on 4 gloo
+ranks. A step is zero_grad, forward, backward with the sum of the gradients, and SGD.
+Steps of both are taken in turn, A B, B A, ..., each from a barrier; a step takes as long
+as on its slowest rank. Figures are medians of the paired ratios.
+
+Without overlap, ours starts all buckets when backward has ended; torch's has one bucket
+that holds the whole model, which is full when backward ends.
+
+The bound is max(compute alone, all-reduce alone): the same step without communication,
+and the bytes of the gradients over the bandwidth of one all-reduce of that size.
+
+    python benchmarks/ddp.py
+"""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from minitrain import launch
+from minitrain.parallel.data import ddp
+from minitrain.workload.config import ModelConfig
+from minitrain.workload.model import Transformer
+
+ROUNDS = {2: 40, 4: 20}
+WARM_UP = 3  # torch's puts its buckets in order after the first
+MEBIBYTES = 4  # in a bucket
+CONFIG = ModelConfig(vocab_size=1024, layers=6, hidden=256, heads=4, kv_heads=4)
+BATCH, SEQ = 2, 64
+
+Step = Callable[[], None]
+Seconds = dict[str, list[float]]
+
+
+def steps() -> dict[str, Step]:
+    """Each kind of step, by name, on a model of its own."""
+    everything = sum(p.numel() * 4 for p in Transformer(CONFIG).parameters())
+    one = math.ceil(everything / 2**20)
+    made: dict[str, nn.Module] = {
+        "ours, overlap": ddp(Transformer(CONFIG), bucket_bytes=MEBIBYTES * 2**20),
+        "torch, overlap": peer(MEBIBYTES),
+        "ours, no overlap": ddp(
+            Transformer(CONFIG), bucket_bytes=MEBIBYTES * 2**20, overlap=False
+        ),
+        "torch, no overlap": peer(one),
+        "compute": Transformer(CONFIG),
+    }
+    made_steps = {name: step_of(model) for name, model in made.items()}
+    buffer = torch.ones(everything // 4)
+    made_steps["all-reduce"] = lambda: dist.all_reduce(buffer.fill_(1.0))
+    return made_steps
+
+
+def peer(mebibytes: int) -> nn.Module:
+    return DistributedDataParallel(
+        Transformer(CONFIG), bucket_cap_mb=mebibytes, gradient_as_bucket_view=True
+    )
+
+
+def step_of(model: nn.Module) -> Step:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    size = (BATCH, SEQ + 1)
+    data = torch.randint(CONFIG.vocab_size, size, generator=generator)
+    tokens, targets = data[:, :-1], data[:, 1:].flatten()
+    positions = torch.arange(SEQ).expand(BATCH, SEQ)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(tokens, positions).flatten(0, 1)  # [batch * seq, vocab]
+        nn.functional.cross_entropy(logits, targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(rounds: int) -> Seconds:
+    """Seconds of each step on the slowest rank, round by round."""
+    kinds = steps()
+    seconds: Seconds = {name: [] for name in kinds}
+    for number in range(-WARM_UP, rounds):
+        order = list(kinds)
+        if number % 2:  # who goes first takes turns
+            order[0:2], order[2:4] = order[1::-1], order[3:1:-1]
+        for name in order:
+            dist.barrier()
+            begin = time.perf_counter()
+            kinds[name]()
+            took = torch.tensor(time.perf_counter() - begin)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            if number >= 0:
+                seconds[name].append(took.item())
+    return seconds
+
+
+def main() -> None:
+    size = sum(p.numel() for p in Transformer(CONFIG).parameters())
+    print(f"{size:,} parameters, buckets of {MEBIBYTES} MiB; medians, in milliseconds")
+    print(f"{'':17}{'ours':>9}{'torch':>9}{'ratio':>8}{'bound':>9}{'ours / bound':>14}")
+    ours, peers, ratios = [], [], []
+    for ranks, rounds in ROUNDS.items():
+        seconds = launch(measure, ranks, rounds)[0]
+        middle = {name: statistics.median(s) * 1e3 for name, s in seconds.items()}
+        bound = max(middle["compute"], middle["all-reduce"])
+        for a, b in pairwise(list(seconds)[:4]):
+            if not a.startswith("ours"):
+                continue
+            pairs = zip(seconds[a], seconds[b], strict=True)
+            ratios.append(statistics.median(x / y for x, y in pairs))
+            ours.append(middle[a])
+            peers.append(middle[b])
+            label = f"{ranks} ranks, {a.removeprefix('ours, ')}"
+            print(
+                f"{label:20}{middle[a]:6.1f}{middle[b]:9.1f}{ratios[-1]:8.3f}"
+                f"{bound:9.1f}{middle[a] / bound:14.2f}"
+            )
+        alone = (
+            f"compute {middle['compute']:.1f}, all-reduce {middle['all-reduce']:.1f}"
+        )
+        print(f"{'':9} alone: {alone}")
+    mean = statistics.geometric_mean
+    result = {"name": "ddp", "ours": mean(ours), "peer": mean(peers)}
+    print(json.dumps(result | {"ratio": mean(ratios), "ratios": ratios}))
+
+
+if __name__ == "__main__":
+    main()
