@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain import RankError, launch
+from minitrain import RankError, launch, trace
 from minitrain.collectives import differentiable as d
 from minitrain.testing import assert_close
 
@@ -164,6 +164,30 @@ def test_all_functions_are_tested_uneven_and_empty() -> None:
     names = [case.name for case in cases(3)]
     assert set(names) == set(d.PAIRS)
     assert all(names.count(name) >= 3 for name in d.PAIRS)
+
+
+def test_each_sends_what_the_table_says_and_no_more() -> None:
+    def run() -> dict[str, tuple[list[str], list[str]]]:
+        said = {}
+        for name in d.PAIRS:
+            x = torch.ones(4, 4, requires_grad=True)
+            with trace() as forward:
+                y = getattr(d, name)(x)
+            with trace() as backward:
+                y.sum().backward()
+            said[name] = tuple([m.op for m in t.messages] for t in (forward, backward))
+        return said
+
+    for said in launch(run, 2):
+        assert said == {
+            "copy": ([], ["all_reduce"]),
+            "all_reduce": (["all_reduce"], []),
+            "all_gather": (["all_gather"], ["reduce_scatter"]),
+            "gather": (["all_gather"], []),
+            "reduce_scatter": (["reduce_scatter"], ["all_gather"]),
+            "scatter": ([], ["all_gather"]),
+            "all_to_all": (["all_to_all"], ["all_to_all"]),
+        }
 
 
 def nothing_elsewhere(x: Tensor, split) -> Tensor:

@@ -295,6 +295,12 @@ def shifted_logits(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return finalized(model, mesh)
 
 
+def drifting_buffer(model, micro_batches, loss_fn):
+    loss = accumulate(model, micro_batches, loss_fn)
+    model.scale += 1e-6
+    return loss
+
+
 def counted_as_shards(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     finalized(model, mesh)
     for parameter in model.parameters():
@@ -354,6 +360,7 @@ WRONG = {
     "overwritten": (replicas(overwritten), 1, "micro-batches", "gradient"),
     "loss": (replicas(doubled_loss), 2, "plain", "loss: differs"),
     "count": (replicas(counted_all), 2, "plain", "loss counts 77 tokens, expected"),
+    "buffer": (replicas(drifting_buffer), 2, "buffers", "step 0.*: buffer scale: d"),
     "copied": (replicas(copied_batches), 1, "plain", "77 of 77 tokens have no logits"),
     "same data": (
         replicas(share=same_data),

@@ -168,6 +168,8 @@ def staged(flaw: str = "") -> Callable[[nn.Module, DeviceMesh], Parts]:
 
         def forward_backward(model, micro_batches, loss_fn):
             losses = [one(model, batch, loss_fn) for batch in micro_batches]
+            if flaw == "no gradient" and stage:
+                model.norm.weight.grad = None
             total = torch.stack([loss.sum for loss in losses]).sum()
             tokens = torch.stack([loss.tokens for loss in losses]).sum()
             if flaw != "silent stage":
@@ -188,6 +190,8 @@ def test_stages_that_hold_different_layers() -> None:
         check_equal(staged("silent stage"), 2, layout=layout)
     with pytest.raises(AssertionError, match=r"outputs|norm\.weight is missing"):
         check_equal(staged("lost"), 2, layout=layout)
+    with pytest.raises(AssertionError, match=r"gradient norm\.weight is on no rank"):
+        check_equal(staged("no gradient"), 2, layout=layout)
 
 
 # ---- sequences are spread over the ranks
