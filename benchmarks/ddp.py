@@ -2,11 +2,11 @@
 
 The same Transformer, the same data and buckets of the same size, on 2 and on 4 gloo
 ranks. A step is zero_grad, forward, backward with the sum of the gradients, and SGD.
-Steps of both are taken in turn, A B, B A, ..., each from a barrier; a step takes as long
-as on its slowest rank. Figures are medians of the paired ratios.
+Steps of both are taken in turn, A B, B A, ..., each from a barrier; a step takes as
+long as on its slowest rank. Figures are medians of the paired ratios.
 
-Without overlap, ours starts all buckets when backward has ended; torch's has one bucket
-that holds the whole model, which is full when backward ends.
+Without overlap one bucket holds the whole model; torch's is full when backward ends,
+ours is told to wait until then.
 
 The bound is max(compute alone, all-reduce alone): the same step without communication,
 and the bytes of the gradients over the bandwidth of one all-reduce of that size.
@@ -19,7 +19,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -31,11 +30,12 @@ from minitrain.parallel.data import ddp
 from minitrain.workload.config import ModelConfig
 from minitrain.workload.model import Transformer
 
-ROUNDS = {2: 40, 4: 20}
-WARM_UP = 3  # torch's puts its buckets in order after the first
+RANKS = (2, 4)
+SECONDS = 20.0  # of measuring, for each number of ranks
+WARM_UP = 3  # rounds; torch's puts its buckets in order after the first
 MEBIBYTES = 4  # in a bucket
-CONFIG = ModelConfig(vocab_size=1024, layers=6, hidden=256, heads=4, kv_heads=4)
-BATCH, SEQ = 2, 64
+CONFIG = ModelConfig(vocab_size=1024, layers=3, hidden=512, heads=8, kv_heads=8)
+BATCH, SEQ = 1, 64
 
 Step = Callable[[], None]
 Seconds = dict[str, list[float]]
@@ -49,7 +49,7 @@ def steps() -> dict[str, Step]:
         "ours, overlap": ddp(Transformer(CONFIG), bucket_bytes=MEBIBYTES * 2**20),
         "torch, overlap": peer(MEBIBYTES),
         "ours, no overlap": ddp(
-            Transformer(CONFIG), bucket_bytes=MEBIBYTES * 2**20, overlap=False
+            Transformer(CONFIG), bucket_bytes=one * 2**20, overlap=False
         ),
         "torch, no overlap": peer(one),
         "compute": Transformer(CONFIG),
@@ -83,11 +83,12 @@ def step_of(model: nn.Module) -> Step:
     return step
 
 
-def measure(rounds: int) -> Seconds:
+def measure() -> Seconds:
     """Seconds of each step on the slowest rank, round by round."""
     kinds = steps()
     seconds: Seconds = {name: [] for name in kinds}
-    for number in range(-WARM_UP, rounds):
+    start, number = time.monotonic(), -WARM_UP
+    while slowest(time.monotonic() - start) < SECONDS or number < WARM_UP:
         order = list(kinds)
         if number % 2:  # who goes first takes turns
             order[0:2], order[2:4] = order[1::-1], order[3:1:-1]
@@ -95,38 +96,41 @@ def measure(rounds: int) -> Seconds:
             dist.barrier()
             begin = time.perf_counter()
             kinds[name]()
-            took = torch.tensor(time.perf_counter() - begin)
-            dist.all_reduce(took, dist.ReduceOp.MAX)
+            took = slowest(time.perf_counter() - begin)
             if number >= 0:
-                seconds[name].append(took.item())
+                seconds[name].append(took)
+        number += 1
     return seconds
+
+
+def slowest(value: float) -> float:
+    """The largest value of the ranks."""
+    largest = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.item()
 
 
 def main() -> None:
     size = sum(p.numel() for p in Transformer(CONFIG).parameters())
     print(f"{size:,} parameters, buckets of {MEBIBYTES} MiB; medians, in milliseconds")
-    print(f"{'':17}{'ours':>9}{'torch':>9}{'ratio':>8}{'bound':>9}{'ours / bound':>14}")
+    print(f"{'':20}{'ours':>7}{'torch':>9}{'ratio':>8}{'bound':>9}{'ours / bound':>14}")
     ours, peers, ratios = [], [], []
-    for ranks, rounds in ROUNDS.items():
-        seconds = launch(measure, ranks, rounds)[0]
+    for ranks in RANKS:
+        seconds = launch(measure, ranks)[0]
         middle = {name: statistics.median(s) * 1e3 for name, s in seconds.items()}
-        bound = max(middle["compute"], middle["all-reduce"])
-        for a, b in pairwise(list(seconds)[:4]):
-            if not a.startswith("ours"):
-                continue
+        compute, reduction = middle["compute"], middle["all-reduce"]
+        bound = max(compute, reduction)
+        for how in ("overlap", "no overlap"):
+            a, b = f"ours, {how}", f"torch, {how}"
             pairs = zip(seconds[a], seconds[b], strict=True)
             ratios.append(statistics.median(x / y for x, y in pairs))
             ours.append(middle[a])
             peers.append(middle[b])
-            label = f"{ranks} ranks, {a.removeprefix('ours, ')}"
             print(
-                f"{label:20}{middle[a]:6.1f}{middle[b]:9.1f}{ratios[-1]:8.3f}"
-                f"{bound:9.1f}{middle[a] / bound:14.2f}"
+                f"{f'{ranks} ranks, {how}':20}{middle[a]:7.1f}{middle[b]:9.1f}"
+                f"{ratios[-1]:8.3f}{bound:9.1f}{middle[a] / bound:14.2f}"
             )
-        alone = (
-            f"compute {middle['compute']:.1f}, all-reduce {middle['all-reduce']:.1f}"
-        )
-        print(f"{'':9} alone: {alone}")
+        print(f"  alone: compute {compute:.1f}, all-reduce {reduction:.1f}")
     mean = statistics.geometric_mean
     result = {"name": "ddp", "ours": mean(ours), "peer": mean(peers)}
     print(json.dumps(result | {"ratio": mean(ratios), "ratios": ratios}))

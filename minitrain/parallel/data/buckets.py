@@ -30,7 +30,8 @@ def plan_buckets(
 
     A bucket holds one dtype on one device, and at most `bucket_bytes` of gradients (the
     first 1 MiB at most) unless one parameter alone is larger. A pure function of the
-    model, so every rank makes the same buckets in the same order.
+    model, so every rank makes the same buckets in the same order: that in which they
+    will be full.
 
     Raises:
         ValueError: `bucket_bytes` is not positive.
@@ -38,7 +39,6 @@ def plan_buckets(
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
     expected = [p for p in parameters if p.requires_grad][::-1]
-    turn = {parameter: i for i, parameter in enumerate(expected)}
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in expected:
@@ -51,7 +51,8 @@ def plan_buckets(
             bucket = filling[key] = []
             buckets.append(bucket)
         bucket.append(parameter)
-    return sorted(buckets, key=lambda bucket: turn[bucket[-1]])  # the first to be full
+    turn = {parameter: i for i, parameter in enumerate(expected)}
+    return sorted(buckets, key=lambda bucket: turn[bucket[-1]])
 
 
 def gradient_bytes(parameters: Iterable[Tensor]) -> int:
@@ -110,37 +111,40 @@ class Bucket:
         self, parameters: Sequence[nn.Parameter], reduce_dtype: torch.dtype | None
     ) -> None:
         self.parameters = parameters
-        first = parameters[0]
-        sizes = [p.numel() for p in parameters]
+        first, dtype = parameters[0], reduce_dtype or wide(parameters[0].dtype)
+        self.single = len(parameters) == 1 and dtype == first.dtype
+        sizes = [0 if self.single else p.numel() for p in parameters]
         self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self.wire = self.flat.to(reduce_dtype or wide(first.dtype))
-        self.grads = self._views(self.flat, sizes)
-        self.slots = self._views(self.wire, sizes)
+        self.wire = self.flat.to(dtype)
         self.missing = 0
         self.work: Work | None = None
+        if not self.single:
+            self.grads = self._views(self.flat)
+            self.slots = self._views(self.wire)
 
-    def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
-        pieces = zip(flat.split(sizes), self.parameters, strict=True)
-        return [piece.view(parameter.shape) for piece, parameter in pieces]
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        pieces = flat.split([p.numel() for p in self.parameters])
+        return [a.view(p.shape) for a, p in zip(pieces, self.parameters, strict=True)]
 
     def fill(self, at: int) -> None:
         """Moves in the gradient of the parameter `at` this place, or zeros."""
-        parameter, slot = self.parameters[at], self.slots[at]
+        parameter = self.parameters[at]
         grad = parameter.grad
-        if grad is slot:  # after zero_grad(set_to_none=False) it was made in place
-            return
-        if grad is not None:
-            slot.copy_(grad)
+        if grad is None:
+            grad = parameter.new_zeros(parameter.shape)
+        if self.single:
+            place = self.wire = grad.contiguous()
         else:
-            slot.zero_()
-            if not parameter.requires_grad:  # frozen since
-                return
-        parameter.grad = self.grads[at]  # frees what autograd had allocated
+            place = self.grads[at]
+            if grad is not self.slots[at]:  # it is, after zero_grad(set_to_none=False)
+                self.slots[at].copy_(grad)
+        if parameter.requires_grad:  # it may have been frozen since
+            parameter.grad = place  # frees what autograd had allocated
 
     def finish(self) -> None:
         """Waits for the sum; then it is in the parameters' gradients."""
         if self.work is not None:
             self.work.wait()
             self.work = None
-        if self.wire is not self.flat:
+        if self.wire.dtype != self.flat.dtype:
             self.flat.copy_(self.wire)
