@@ -23,11 +23,18 @@ _by_value = threading.Lock()  # cloudpickle keeps its by-value modules in one re
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle, with file names kept and torch's operator namespaces by name."""
+    """cloudpickle, with file names kept and unusual modules by name.
+
+    torch's operator namespaces and its settings are modules of classes of their own,
+    which cloudpickle meets and cannot send.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         self.names: dict[str, str] = {}
-        special: dict[type, Any] = {types.CodeType: self._reduce_code}
+        loaded = [m for m in list(sys.modules.values()) if m is not None]
+        modules = {type(m) for m in loaded if isinstance(m, types.ModuleType)}
+        special: dict[type, Any] = dict.fromkeys(modules - {types.ModuleType}, _by_name)
+        special[types.CodeType] = self._reduce_code
         if torch := sys.modules.get("torch"):
             special |= {type(torch.ops): _by_name, type(torch.classes): _by_name}
         # In place before the C pickler looks it up, which it does once.

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,15 @@ def test_closures_lambdas_and_partials_travel():
     factor = 7
     assert launch(lambda x: factor * x, 2, 3) == [21, 21]
     assert launch(functools.partial(total, 1), 2) == [3.0, 3.0]
+
+
+def test_a_name_that_is_also_a_settings_module_of_torch_travels():
+    """`torch.distributed.config` is a module, and of a class that cannot be pickled."""
+
+    def f(model):
+        return model.config + dist.get_rank()
+
+    assert launch(f, 2, SimpleNamespace(config=5)) == [5, 6]
 
 
 def test_one_torch_thread_per_rank_unless_asked():
