@@ -1,6 +1,6 @@
 """Bucketed, overlapped data parallelism: its events, its bytes, and its refusals.
 
-That it equals one device is tested over the harness's problems in `test_data.py`.
+That it equals one device is tested over the harness's problems in `test_equal.py`.
 """
 
 import copy
