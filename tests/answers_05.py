@@ -15,8 +15,7 @@ def wire_bytes(parameters, size, ranks, micro_batches, each):
 def buckets(sizes, limit):
     made = []
     for index in reversed(range(len(sizes))):
-        held = sum(sizes[i] for i in made[-1]) if made else 0
-        if not made or held + sizes[index] > limit:
+        if not made or sum(sizes[i] for i in made[-1]) >= limit:
             made.append([])
         made[-1].append(index)
     return made
@@ -27,12 +26,12 @@ def buckets_forwards(sizes, limit):
     return [[last - i for i in bucket] for bucket in buckets(sizes[::-1], limit)]
 
 
-def buckets_closed_late(sizes, limit):
-    """Closes a bucket once it is over the limit."""
+def buckets_closed_early(sizes, limit):
+    """Closes a bucket before it would be over the limit."""
     made = []
     for index in reversed(range(len(sizes))):
-        held = sum(sizes[i] for i in made[-1]) if made else limit
-        if held >= limit:
+        held = sum(sizes[i] for i in made[-1]) if made else 0
+        if not made or held + sizes[index] > limit:
             made.append([])
         made[-1].append(index)
     return made
@@ -227,7 +226,7 @@ ANSWERS = {
             lambda p, s, n, m, each: wire_bytes(p, 4, n, m, each),
         ],
     ),
-    "buckets": (buckets, [buckets_forwards, buckets_closed_late, lambda s, n: [s]]),
+    "buckets": (buckets, [buckets_forwards, buckets_closed_early, lambda s, n: [s]]),
     "exposed_seconds": (
         exposed,
         [exposed_last_only, exposed_out_of_order, negative],

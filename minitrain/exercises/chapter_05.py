@@ -45,18 +45,17 @@ def _steps(draw: random.Random) -> Iterator[Case]:
 def buckets(sizes_bytes: list[int], limit_bytes: int) -> list[list[int]]:
     """Parameters by bucket, in the order in which backward finishes them.
 
-    Backward runs from the last parameter to the first. A bucket is closed when the
-    next parameter would take it over the limit; one that is larger alone has a bucket
-    of its own.
+    Backward runs from the last parameter to the first. A bucket is closed as soon as
+    it has `limit_bytes`; the last one may have less.
     """
     made: list[list[int]] = []
-    room = -1
+    held = limit_bytes
     for index in reversed(range(len(sizes_bytes))):
-        if sizes_bytes[index] > room:
+        if held >= limit_bytes:
             made.append([])
-            room = limit_bytes
+            held = 0
         made[-1].append(index)
-        room -= sizes_bytes[index]
+        held += sizes_bytes[index]
     return made
 
 

@@ -24,14 +24,16 @@ class Work(Protocol):
 
 
 def plan_buckets(
-    parameters: Iterable[nn.Parameter], bucket_bytes: int = 25 * 2**20
+    parameters: Iterable[nn.Parameter],
+    bucket_bytes: int = 25 * 2**20,
+    first_bytes: int = FIRST_BUCKET_BYTES,
 ) -> list[list[nn.Parameter]]:
     """Divides trainable parameters into buckets, in reverse order of registration.
 
-    A bucket holds one dtype on one device, and at most `bucket_bytes` of gradients (the
-    first 1 MiB at most) unless one parameter alone is larger. A pure function of the
-    model, so every rank makes the same buckets in the same order: that in which they
-    will be full.
+    A bucket holds one dtype on one device, and is closed once it has `bucket_bytes` of
+    gradients, the first one with `first_bytes` already. A pure function of the model,
+    so every rank makes the same buckets in the same order: that in which they will be
+    full.
 
     Raises:
         ValueError: `bucket_bytes` is not positive.
@@ -41,18 +43,15 @@ def plan_buckets(
     expected = [p for p in parameters if p.requires_grad][::-1]
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    limit = min(first_bytes, bucket_bytes)
     for parameter in expected:
-        key = parameter.dtype, parameter.device
-        bucket = filling.get(key, [])
-        limit = bucket_bytes
-        if not buckets or bucket is buckets[0]:
-            limit = min(FIRST_BUCKET_BYTES, bucket_bytes)
-        if not bucket or gradient_bytes([*bucket, parameter]) > limit:
-            bucket = filling[key] = []
-            buckets.append(bucket)
+        bucket = filling.setdefault((parameter.dtype, parameter.device), [])
         bucket.append(parameter)
+        if gradient_bytes(bucket) >= limit:
+            buckets.append(filling.pop((parameter.dtype, parameter.device)))
+            limit = bucket_bytes
     turn = {parameter: i for i, parameter in enumerate(expected)}
-    return sorted(buckets, key=lambda bucket: turn[bucket[-1]])
+    return sorted([*buckets, *filling.values()], key=lambda b: turn[b[-1]])
 
 
 def gradient_bytes(parameters: Iterable[Tensor]) -> int:

@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.parallel.data.buckets import Bucket, Work, plan_buckets
+from minitrain.parallel.data.buckets import (
+    FIRST_BUCKET_BYTES,
+    Bucket,
+    Work,
+    plan_buckets,
+)
 from minitrain.parallel.data.hooks import BackwardHooks
 from minitrain.parallel.data.links import built_in
 from minitrain.parallel.data.replicas import check_own, complete, make_equal, members
@@ -51,8 +56,9 @@ def ddp(
         group: the ranks that hold other data; by default all.
         axis: the mesh axis that the group stands for. Its sum is done here, so it
             leaves `placement.partial`.
-        bucket_bytes: most bytes of gradients in one message.
-        overlap: send a bucket when it is full; if False, when backward has ended.
+        bucket_bytes: a bucket is closed once it has as many bytes of gradients.
+        overlap: send a bucket when it is full, and make the first one small; if False,
+            send all when backward has ended.
         reduce_dtype: dtype of the sum; by default float32, or wider if gradients are.
         all_reduce: starts the sum of a buffer over the group, in place.
 
@@ -67,7 +73,8 @@ def ddp(
             again, or if a parameter was unfrozen.
     """
     check_own(model)
-    plan = plan_buckets(model.parameters(), bucket_bytes)
+    first = FIRST_BUCKET_BYTES if overlap else bucket_bytes  # to give the link work
+    plan = plan_buckets(model.parameters(), bucket_bytes, first)
     group = members(group)
     make_equal(model, group, axis)
     complete(model, axis)
