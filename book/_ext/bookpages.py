@@ -251,6 +251,9 @@ def chapter_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
         chapter = int(found[1])
         for anchor, number in numbers.items():
             numbers[anchor] = renumber(number)
+        for figures in env.toc_fignumbers.get(name, {}).values():
+            for anchor, number in figures.items():
+                figures[anchor] = renumber(number)
         for link in env.tocs[name].findall(nodes.reference):
             if "secnumber" in link:
                 link["secnumber"] = renumber(link["secnumber"])

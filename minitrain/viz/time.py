@@ -154,7 +154,7 @@ def _peak_marks(
 # Messages over time
 
 
-def timeline(traces: Sequence[_Traced]) -> Figure:
+def timeline(traces: Sequence[_Traced], seconds: float = 0.0) -> Figure:
     """What each rank does over time: a row a rank, computing above, talking below.
 
     A gap in the upper bar is time in which the rank only waited for others. Each
@@ -163,6 +163,7 @@ def timeline(traces: Sequence[_Traced]) -> Figure:
 
     Args:
         traces: One of each rank, on one clock.
+        seconds: Least length of the axis, so that figures can be compared.
     """
     traces = sorted(traces, key=lambda t: t.rank)
     origin = min(t.origin_seconds for t in traces)
@@ -173,7 +174,8 @@ def timeline(traces: Sequence[_Traced]) -> Figure:
     alt = f"Timeline of {len(traces)} ranks: computation, and " + (
         ", ".join(op.replace("_", "-") for op in operators) or "no message"
     )
-    longest = max(t.origin_seconds - origin + t.seconds for t in traces)
+    ends = (t.origin_seconds - origin + t.seconds for t in traces)
+    longest = max(seconds, *ends)
     unit, name = (1e-3, "ms") if longest < 2 else (1.0, "s")
     with canvas(7.2, 0.9 + 0.62 * len(traces), alt) as (figure, ax):
         for row, t in enumerate(traces):

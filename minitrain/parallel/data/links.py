@@ -148,4 +148,4 @@ class Delivery:
         assert self.real is not None
         self.real.wait()
         self.arrived.wait()
-        self.waited = time.time() - begin
+        self.waited += time.time() - begin
