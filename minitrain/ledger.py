@@ -39,7 +39,7 @@ class Run:
         nvlink_bytes_per_second: Between GPUs of a host, each way (NVIDIA data sheet).
         network_latency_seconds: Of a step of a ring over the network, and
         nvlink_latency_seconds: within a host: constants of NCCL's tuning model, ring
-            with the Simple protocol (nccl, src/graph/tuning.cc).
+            with the Simple protocol (nccl b6475625, src/graph/tuning.cc).
         batch_tokens: Tokens of one optimizer step over all GPUs: our choice, eight
             sequences for each GPU.
         sequence: Tokens of one sequence.
@@ -55,7 +55,7 @@ class Run:
     memory_bytes: int = 80 * 2**30
     network_bytes_per_second: float = 50e9
     nvlink_bytes_per_second: float = 450e9
-    network_latency_seconds: float = 9.6e-6
+    network_latency_seconds: float = 14.0e-6
     nvlink_latency_seconds: float = 3.4e-6
     batch_tokens: int = 4 * 2**20
     sequence: int = 8192
@@ -149,7 +149,10 @@ def _two_levels() -> list[Entry]:
 
 
 def _overlapped() -> list[Entry]:
-    """Chapter 5: in buckets, during the backward pass of the last micro-batch."""
+    """Chapter 5: in buckets, during the backward pass of the last micro-batch.
+
+    Summed in bfloat16 (`reduce_dtype`), two bytes a gradient, as everywhere here.
+    """
     return [_line("ch. 5: sums overlapped", True, overlapped_seconds())]
 
 

@@ -47,7 +47,7 @@ def test_chapter_3_sends_an_eighth_over_the_network():
     assert summed.memory_bytes == before[-1].memory_bytes
     payload = 2 * 8_030_261_248
     inside = 2 * 7 / 8 * payload / 450e9 + 14 * 3.4e-6
-    across = 2 * 7 / 8 * payload / 8 / 50e9 + 14 * 9.6e-6
+    across = 2 * 7 / 8 * payload / 8 / 50e9 + 14 * 14e-6
     assert ledger.all_reduce_seconds(payload) == pytest.approx(inside + across)
     gather = ledger.through_rank_0_seconds(payload, 64, 50e9)
     saved = before[-1].step_seconds - summed.step_seconds

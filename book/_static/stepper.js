@@ -36,6 +36,9 @@ function shown(choice, program, rank) {
     : all;
 }
 
+const index = (choice, chunk) =>
+  choice.collective === "all_to_all" ? Math.floor(chunk / choice.ranks) : chunk;
+
 function label(choice, chunks) {
   if (choice.collective === "all_to_all")
     return chunks.map((c) => `${Math.floor(c / choice.ranks)}${c % choice.ranks}`).join(" ");
@@ -63,7 +66,8 @@ function strip(choice, program, held, rank) {
     const at = left + i * SIZE.cell;
     return `<rect class="cell" x="${at}" y="${y - 13}" width="${SIZE.cell - 2}" height="26"/>` +
       `<rect class="${done ? "done" : "part"}" x="${at}" y="${y + 13 - height}" ` +
-      `width="${SIZE.cell - 2}" height="${height}"/>`;
+      `width="${SIZE.cell - 2}" height="${height}"/>` +
+      `<text class="index" x="${at + SIZE.cell / 2 - 1}" y="${y + 23}">${index(choice, chunk)}</text>`;
   }).join("");
 }
 
@@ -102,13 +106,14 @@ function picture(choice, program, at) {
 function words(choice, program, at) {
   const total = program.steps.length;
   const sent = mostSent(program, at, choice.ranks);
-  const unit = choice.collective === "all_to_all" ? "blocks" : `of ${program.chunks} chunks`;
-  const so = `So far the busiest rank has sent ${sent} ${unit}.`;
-  if (at === total) return `Done, after ${total} steps. ${so.replace("So far the", "The")}`;
+  const whole = choice.collective === "all_to_all" ? choice.ranks : program.chunks;
+  const times = Number((sent / whole).toFixed(2));
+  const so = `The busiest rank has sent ${sent} chunks, ${times} times its tensor.`;
+  if (at === total) return `Done, after ${total} steps. ${so}`;
   const step = program.steps[at];
   const verb = step[0][3] ? "add" : "overwrite";
   const messages = step.length === 1 ? "1 message" : `${step.length} messages`;
-  return `Step ${at + 1} of ${total}: ${messages}, receivers ${verb}. ${so}`;
+  return `Step ${at} (there are ${total}): ${messages}, receivers ${verb}. ${so}`;
 }
 
 function list(choice, step) {

@@ -6,7 +6,7 @@ time; the messages of a step start together, and the step ends when the last ran
 done. What adding costs is left out.
 
 `program_seconds` goes through a program step by step. `seconds` is the closed form: for
-every algorithm alpha times a number of messages plus the payload times a number, so
+every algorithm alpha times a number of steps plus the payload times a number, so
 that where two of them cross is one division.
 """
 

@@ -16,8 +16,9 @@ it, whose gradients are yet to be summed.
 
 Where what comes before `scatter` or `copy` is computed by every rank alike, every rank
 gets its whole gradient. `copy` and `all_reduce` are f and g of Megatron-LM (Shoeybi et
-al. 2019, arXiv:1909.08053, section 3); the others are in Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2. Sums are made in the dtype of the tensor.
+al. 2019, arXiv:1909.08053, section 3); `all_gather` and `reduce_scatter` are in
+Korthikanti et al. 2022, arXiv:2205.05198, section 4.2. Sums are made in the dtype of
+the tensor.
 
 All use torch's own collectives. Every rank of the group calls the same function with
 tensors that fit together, and runs its backward too: what it returns enters every

@@ -15,7 +15,7 @@ def hierarchical_all_reduce(ranks: int, ranks_per_host: int) -> Program:
 
     Between hosts a rank reduces only its piece, one `ranks_per_host`-th of the buffer,
     with the ranks that hold the same piece of other hosts. Ranks are numbered host by
-    host. (The 2-D ring of Jia et al., 2018; Mikami et al., 2018.)
+    host. (The 2-D torus of Mikami et al., 2018.)
 
     Raises:
         ValueError: `ranks` is not a multiple of `ranks_per_host`.

@@ -3,7 +3,8 @@
 For every rank and chunk one follows a set: the ranks whose terms the rank's copy of
 the chunk holds. A copy replaces the set, an addition unites two, which must be
 disjoint, or a term would count twice. The sets do not depend on the numbers in the
-buffer, so a program that passes is right for every input and every size.
+buffer, so a program that passes is right for every input and every size, but for
+the order of additions.
 """
 
 from collections.abc import Iterator
@@ -86,4 +87,6 @@ def _check_ends(transfer: Transfer, ranks: int, chunks: int) -> None:
 
 def _terms(ranks: frozenset[int]) -> str:
     names = ", ".join(map(str, sorted(ranks)))
+    if len(ranks) == 1:
+        return f"the term of rank {names}"
     return f"the terms of ranks {names}" if ranks else "nothing"

@@ -41,7 +41,8 @@ def ring_all_gather(ranks: int) -> Program:
 def ring_all_reduce(ranks: int) -> Program:
     """Reduce-scatter, then all-gather: 2 (N - 1) / N of the buffer from every rank.
 
-    No algorithm lets every rank send less (Patarasuk and Yuan, 2009). Each chunk is
+    Where ranks do the adding, no algorithm lets every rank send less (Patarasuk and
+    Yuan, 2009). Each chunk is
     summed in one order and then copied, so all ranks end with the same bits.
     """
     steps = [*ring_reduce_scatter(ranks).steps, *ring_all_gather(ranks).steps]

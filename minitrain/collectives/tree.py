@@ -56,10 +56,10 @@ def double_tree_all_reduce(ranks: int, pieces: int = 8) -> Program:
     """Two binary trees, each with one half of the buffer, up and then down again.
 
     A leaf of a tree only receives in a broadcast, so half of the ranks would never
-    send. Here no rank has children in both trees: each sends as much as it receives,
-    at most the buffer, on the way up and on the way down. Each half is cut into
+    send. Here no rank has children in both trees: on either way, up or down, a rank
+    sends at most the buffer and receives at most the buffer. Each half is cut into
     `pieces`, which follow one another through the tree. (Sanders, Speck and Träff,
-    2009; in NCCL since 2.4.)
+    2009; NCCL has had such trees between hosts since 2.4.)
     """
     levels = ranks.bit_length() - 1
     down = [

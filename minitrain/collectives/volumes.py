@@ -186,7 +186,7 @@ def tree_reduce(ranks: int, elements: int, position: int, root: int = 0) -> list
 
 
 def tree_all_reduce(ranks: int, elements: int, position: int) -> list[int]:
-    """Both: rank 0 sends the buffer log2 N times, a leaf once."""
+    """Both: rank 0 sends the buffer ceil(log2 N) times, a leaf once."""
     up = tree_reduce(ranks, elements, position)
     return up + tree_broadcast(ranks, elements, position)
 

@@ -117,6 +117,11 @@ def _one_port(program: Program) -> None:
                 )
 
 
+def _in_steps(program: Program, enough: int) -> None:
+    if len(program.steps) > enough:
+        raise RefusedError(f"it takes {len(program.steps)} steps; {enough} are enough")
+
+
 def broadcast_steps(ranks: int) -> int:
     """Steps of the fastest broadcast in which a rank sends once a step."""
     return tree_steps(ranks)
@@ -136,7 +141,8 @@ def _run_broadcast(answer: Callable[..., Any], case: Case) -> Any:
     program = _program("broadcast", ranks, 1, pairs)
     _validated(program)
     _one_port(program)
-    return len(program.steps)
+    _in_steps(program, broadcast_steps(ranks))
+    return broadcast_steps(ranks)
 
 
 def _small_worlds(draw: random.Random) -> Iterator[Case]:
@@ -158,11 +164,18 @@ def _run_all_reduce(answer: Callable[..., Any], case: Case) -> Any:
     program = _program("all_reduce", ranks, ranks, steps)
     _validated(program)
     _one_port(program)
+    steps_needed, _ = all_reduce_steps(ranks)
+    _in_steps(program, steps_needed)
     sent = [0] * ranks
     for step in program.steps:
         for t in step:
             sent[t.source] += len(t.chunks)
-    return [len(program.steps), max(sent)]
+    if max(sent) > 2 * (ranks - 1):
+        raise RefusedError(
+            f"rank {sent.index(max(sent))} sends {max(sent)} chunks; {2 * (ranks - 1)} "
+            "are enough"
+        )
+    return all_reduce_steps(ranks)
 
 
 def _powers_of_two(draw: random.Random) -> Iterator[Case]:

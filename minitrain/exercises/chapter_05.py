@@ -193,6 +193,8 @@ def _loss_on_rank(answer: Callable[..., Any], valid: list[int]) -> Any:
         return loss
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise RefusedError("return a scalar tensor that backward can start from")
+    if not loss.isfinite().all():
+        raise RefusedError(f"the loss is {loss.item()} with {valid} valid targets")
     loss.backward()
     gradient = _flat_gradient(model)
     dist.all_reduce(gradient)

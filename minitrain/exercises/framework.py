@@ -157,6 +157,11 @@ def _reason(error: BaseException) -> str:
     first = _first_line(error)
     if isinstance(error, StallError):
         return " ".join([f"StallError ({first}).", *error.verdict])
+    if isinstance(error, RankError) and error.cause == "SIGABRT":
+        return (
+            f"SIGABRT on rank {error.rank}: gloo ends a rank whose message has another "
+            "size than expected; do all ranks make the same calls in one order?"
+        )
     if isinstance(error, RankError):
         return f"{error.cause} on rank {error.rank} ({first})"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -169,7 +169,7 @@ WRONG = {
     "a step left out": (replace(ring(4), steps=ring(4).steps[:-1]), "at the end"),
     "a step twice": (
         replace(ring(3), steps=ring(3).steps[:1] + ring(3).steps),
-        "in step 1, rank 0 to rank 1, chunk 2: would count the terms of ranks 0",
+        "in step 1, rank 0 to rank 1, chunk 2: would count the term of rank 0",
     ),
     "steps in the wrong order": (
         swapped(build("all_to_all", "bruck", 4), 0, 1),
@@ -186,7 +186,7 @@ WRONG = {
     ),
     "overwrites its own term": (
         one_step(Transfer(0, 1, (0,), False), Transfer(1, 0, (0,), False)),
-        "at the end rank 0 holds of chunk 0 the terms of ranks 1",
+        "at the end rank 0 holds of chunk 0 the term of rank 1",
     ),
     "two write to one place": (
         one_step(

@@ -1,8 +1,8 @@
 """Buckets: many small gradients in a few large messages.
 
 A message costs its latency however little it carries, so gradients travel together.
-The last layer's are ready first, so buckets are filled from the model's end; the first
-one is small, so that the link has work early (Li et al., 2020, section 3.2.3).
+The last layer's are ready first, so buckets are filled from the model's end (Li et al.,
+2020). The first one is small, as in torch, so that the link has work early.
 """
 
 from collections.abc import Iterable, Sequence
@@ -95,8 +95,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class Bucket:
     """Parameters whose gradients travel together, and the memory they travel in.
 
-    `.grad` of each parameter becomes a view of `flat`, so nothing is copied back. Where
-    the sum needs a wider dtype, `wire` is that copy; else it is `flat` itself.
+    `.grad` of each parameter becomes a view of `flat`. Where the sum needs a wider
+    dtype, `wire` is a copy in it, and the sums are copied back; else it is `flat`
+    itself. A lone gradient is sent from where it lies.
 
     Attributes:
         parameters: in the order in which their gradients are expected.
