@@ -19,6 +19,7 @@ from minitrain.parallel.data import (
     built_in,
     ddp,
     gradient_wire_bytes,
+    horovod,
     plan_buckets,
     replicate,
 )
@@ -590,3 +591,51 @@ def test_torchs_own_gives_the_same_gradients() -> None:
     for ours, theirs in launch(run, 3):
         assert_all_close(ours, theirs)
         assert_close(ours["0.bias"], summed(network, 3)["0.bias"])
+
+
+# ---- layouts in memory ----
+
+
+class Strided(nn.Module):
+    """Parameters and a buffer whose elements do not lie one after the other."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        whole = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 100 * rank
+        self.turned = nn.Parameter(whole.clone().t())  # [4, 3]
+        self.column = nn.Parameter(whole.clone()[:, 1])  # [3]
+        self.image = nn.Parameter(
+            whole.reshape(1, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+        )
+        self.register_buffer("kept", whole.clone()[:, 2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.turned * self.column + self.kept).sum() * self.image.sum()
+
+
+@pytest.mark.parametrize("technique", [ddp, horovod, replicate])
+def test_strided_tensors_become_the_first_ranks(technique: Any) -> None:
+    def run() -> tuple[Any, ...]:
+        model = technique(Strided(dist.get_rank()))
+        model(torch.ones(2, 4, dtype=torch.float64)).backward()
+        return weights(model), model.kept.clone(), gradients(model)
+
+    oracle = Strided(0)
+    oracle(torch.ones(2, 4, dtype=torch.float64)).backward()
+    ranks = 1 if technique is replicate else 3  # whose sum comes later
+    expected = {name: ranks * g for name, g in gradients(oracle).items()}
+    for values, kept, grads in launch(run, 3):
+        assert_all_close(values, weights(oracle), tol=0.0)
+        assert torch.equal(kept, oracle.kept)
+        assert_all_close(grads, expected)
+
+
+def test_an_expanded_tensor_is_refused_by_name() -> None:
+    def run() -> str:
+        model = Strided(0)
+        model.register_buffer("same", torch.zeros(()).expand(4))
+        with pytest.raises(ValueError, match="same is expanded"):
+            ddp(model)
+        return "refused"
+
+    assert launch(run, 2) == ["refused"] * 2

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from minitrain.parallel.data.replicas import copy_from_first
 from minitrain.runtime import read
 
 
@@ -96,8 +97,7 @@ class BackwardHooks:
         self._finish()
         self.summed = True
         for buffer in self.model.buffers():
-            if buffer.numel():
-                dist.broadcast(buffer, group_src=0, group=self.group)
+            copy_from_first(buffer, self.group)
 
     def _finish(self) -> None:
         for i in sorted(self.missing):

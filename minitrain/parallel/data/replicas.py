@@ -1,5 +1,6 @@
 """Replicas: the same model on every rank of a group, made equal once."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -83,9 +84,29 @@ def make_equal(model: nn.Module, group: dist.ProcessGroup, axis: str) -> None:
             raise ValueError(
                 f"{name} is sharded over {axis!r}: its ranks hold no replicas of it"
             )
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.numel():
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
+    held = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in held:
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            raise ValueError(
+                f"{name} is expanded, so its elements share memory; clone() it first"
+            )
+    for _, tensor in held:
+        copy_from_first(tensor, group)
+
+
+@torch.no_grad()
+def copy_from_first(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Overwrites `tensor` with that of the group's first rank.
+
+    Through a contiguous copy where it is not: gloo sends the memory from the first
+    element on, whatever the strides.
+    """
+    if not tensor.numel():
+        return
+    message = tensor.detach().contiguous()
+    dist.broadcast(message, group_src=0, group=group)
+    if message.data_ptr() != tensor.data_ptr():
+        tensor.copy_(message)
 
 
 def _check_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
