@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from minitrain.runtime.group import rank as own_rank
+from minitrain.runtime.group import world_size
 from minitrain.workload.model import Transformer
 from minitrain.workload.step import placement
 
@@ -58,6 +59,10 @@ def check_invariants(
         InvariantError: on every rank, with the same text.
     """
     axes = () if mesh is None else tuple(mesh.mesh_dim_names or ())
+    if not axes and world_size() > 1:
+        raise ValueError(
+            "give a mesh with named axes: without one, nothing would be compared"
+        )
     ties = [*map(tuple, tied), *_declared_ties(model)]
     world = _exchange(describe(model, optimizer), mesh, axes)
     faults = list(violations(World(axes, world), ties))
@@ -128,6 +133,8 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     for parameter, state in (optimizer.state if optimizer else {}).items():
         where = tuple(placement(parameter).sharded.items())
         for key, value in state.items():
+            if isinstance(value, (bool, int, float)):  # such as a count of steps
+                value = torch.tensor(value)
             if isinstance(value, Tensor):
                 notes[f"{names[parameter]}:{key}"] = Held("state", _bits(value), where)
     return notes
@@ -141,14 +148,23 @@ def _held(kind: str, tensor: Tensor, completed: bool = True) -> Held:
         tuple(where.sharded.items()),
         where.partial,
         None if gradient is None else _bits(gradient),
-        gradient is None or bool(gradient.isfinite().all()),
+        gradient is None or bool(_values(gradient).isfinite().all()),
         completed,
         (tensor.untyped_storage()._cdata, int(tensor.storage_offset()), *tensor.shape),
     )
 
 
+def _values(gradient: Tensor) -> Tensor:
+    return (
+        gradient if gradient.layout == torch.strided else gradient.coalesce().values()
+    )
+
+
 def _bits(tensor: Tensor) -> Bits:
-    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    raw = plain.cpu().contiguous().flatten().view(torch.uint8)
     digest = hashlib.blake2b(raw.numpy().data, digest_size=16).digest()
     return Bits(tuple(tensor.shape), str(tensor.dtype), digest)
 
@@ -348,7 +364,7 @@ def _held_apart(
 def _tied_pairs(notes: Notes) -> Iterator[frozenset[str]]:
     by_storage: dict[tuple[int, ...], list[str]] = {}
     for name, held in notes.items():
-        if held.kind == "parameter":
+        if held.kind == "parameter" and 0 not in held.bits.shape:
             by_storage.setdefault(held.storage, []).append(name)
     for names in by_storage.values():
         yield from map(frozenset, itertools.combinations(names, 2))

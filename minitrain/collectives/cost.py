@@ -44,7 +44,7 @@ class Link:
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if self.latency_seconds < 0 or not self.bytes_per_second > 0:
+        if not self.latency_seconds >= 0 or not self.bytes_per_second > 0:
             raise ValueError(
                 f"latency {self.latency_seconds} s, {self.bytes_per_second} bytes/s: "
                 "not negative, and more than 0, please"
@@ -136,9 +136,26 @@ def terms(collective: str, algorithm: str, ranks: int, **shape: int) -> Terms:
     """
     if (collective, algorithm) not in TERMS:
         raise ValueError(f"no closed form for {collective} by {algorithm!r}")
+    check_numbers(ranks, shape)
     if ranks == 1:
         return Terms(0, 0.0)
     return TERMS[collective, algorithm](ranks, **shape)
+
+
+def check_numbers(ranks: int, shape: Mapping[str, int]) -> None:
+    """Refuses what no program can be made for.
+
+    Raises:
+        ValueError: a number is not positive, or the ranks do not fill the hosts.
+    """
+    sizes = {"ranks": ranks, **shape}
+    root = sizes.pop("root", 0)
+    if min(sizes.values()) < 1 or not 0 <= root < ranks:
+        raise ValueError(
+            f"ranks={ranks}, {dict(shape)}: at least 1, and the root a rank"
+        )
+    if ranks % sizes.get("ranks_per_host", 1):
+        raise ValueError(f"{ranks} ranks do not fill hosts of {shape}")
 
 
 def hierarchical_seconds(

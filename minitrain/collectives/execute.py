@@ -23,6 +23,10 @@ from minitrain.collectives.program import Program, Step
 from minitrain.runtime import read
 from minitrain.runtime.messages import even
 
+DTYPES = tuple(  # the same order on every rank
+    sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+)
+
 
 @torch.no_grad()
 def run(
@@ -311,7 +315,8 @@ def _told(
     ranks = place_in(group)[1]
     if ranks == 1:
         return [numbers]
-    line = [*numbers, rows.shape[1:].numel(), rows.element_size()]
+    kind = DTYPES.index(rows.dtype)
+    line = [*numbers, rows.shape[1:].numel(), kind]
     mine = torch.tensor(line, device=rows.device)
     lines = mine.new_empty(ranks * len(line))
     dist.all_gather_single(lines, mine, group=group)
@@ -321,8 +326,8 @@ def _told(
     ]
     if any(each[-2:] != line[-2:] for each in told):
         found = ", ".join(
-            f"{width} elements of {size} bytes on rank {rank}"
-            for rank, (*_, width, size) in enumerate(told)
+            f"{width} elements of {DTYPES[kind]} on rank {rank}"
+            for rank, (*_, width, kind) in enumerate(told)
         )
         raise ValueError(f"the rows of the ranks do not fit each other: {found}")
     return [each[:-2] for each in told]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from minitrain.collectives.cost import check_numbers
 from minitrain.runtime.messages import even
 
 
@@ -47,6 +48,9 @@ def volume(
     """
     if (collective, algorithm) not in FORMS:
         raise ValueError(f"no closed form for {collective} by {algorithm!r}")
+    check_numbers(ranks, shape)
+    if not 0 <= position < ranks or elements < 0:
+        raise ValueError(f"position={position} of {ranks} ranks, {elements} elements")
     if ranks == 1:
         return Volume(0, 0)
     sizes = FORMS[collective, algorithm](ranks, elements, position, **shape)

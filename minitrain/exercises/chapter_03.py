@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import index
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def _program(collective: str, ranks: int, chunks: int, answer: Any) -> Program:
     try:
         steps = tuple(
             tuple(
-                Transfer(int(source), int(to), _chunks(chunk), bool(add))
+                Transfer(index(source), index(to), _chunks(chunk), _flag(add))
                 for source, to, chunk, add in step
             )
             for step in answer
@@ -93,7 +94,13 @@ def _program(collective: str, ranks: int, chunks: int, answer: Any) -> Program:
 
 
 def _chunks(chunk: Any) -> tuple[int, ...]:
-    return (chunk,) if isinstance(chunk, int) else tuple(int(c) for c in chunk)
+    return tuple(map(index, chunk if isinstance(chunk, Iterable) else (chunk,)))
+
+
+def _flag(add: Any) -> bool:
+    if add not in (True, False):
+        raise TypeError
+    return bool(add)
 
 
 def _validated(program: Program) -> None:
@@ -210,7 +217,8 @@ def _gather_on_rank(answer: Callable[..., Any], sizes: list[int]) -> Any:
     for m in t.messages:
         if m.op not in ("send", "recv"):
             raise RefusedError(f"it calls {m.op}; make it of send and recv")
-    most = 8 * sent_elements("all_gather", sizes, rank)
+    ways = sizes[(rank + 1) % len(sizes)], sizes[rank - 1]  # around the ring
+    most = 8 * (sum(sizes) - min(ways)) if len(sizes) > 1 else 0
     if t.wire_bytes > most:
         raise RefusedError(
             f"rank {rank} sends {t.wire_bytes} bytes; in a ring it sends {most}"

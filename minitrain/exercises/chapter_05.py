@@ -157,7 +157,10 @@ def _examples(rank: int, valid: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _flat_gradient(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])  # type: ignore[union-attr]
+    grads = (
+        torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
+    )
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def gradient_of_the_mean(valid: list[int]) -> list[Tensor]:
@@ -305,6 +308,7 @@ def _micro_batch_counts(draw: random.Random) -> Iterator[Case]:
 JUDGED_ON = (
     "plain",
     "tied",
+    "frozen",
     "unused",
     "branches",
     "micro-batches",

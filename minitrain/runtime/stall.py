@@ -6,6 +6,7 @@ flight recorder, which also sees those that C++ code starts. It misses sends and
 receives on gloo, so three dispatcher kernels note them here.
 """
 
+import itertools
 import os
 import pickle
 import sys
@@ -35,6 +36,7 @@ DTYPES = {  # what the flight recorder and the checker call torch's dtypes
     "Bool": "bool",
 }
 SEND_AND_RECEIVE = ("send", "recv_", "recv_any_source_")
+MOST_PENDING = 1000  # sends and receives that are remembered
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Wait:
     shapes: list[list[int]]
     dtypes: list[str]
     seconds: float
+    name: str = ""  # torch's, of the group: several have the same ranks
 
     def __str__(self) -> str:
         what = " ".join(
@@ -78,7 +81,7 @@ class Report:
     waits: list[Wait] = field(default_factory=list)
     place: str = ""
     finished: bool = False
-    passed: dict[tuple[int, ...], int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.finished:
@@ -95,9 +98,10 @@ class Recorder:
     """Notes every send and receive of this process until it has been waited for."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[Wait, float]] = {}
-        self._waited_for: int | None = None
-        self._count = 0
+        # The work is kept: else its id would soon be that of another.
+        self._pending: dict[int, tuple[Wait, float, Any]] = {}
+        self._waited_for: dict[int, int] = {}  # by thread
+        self._numbers = itertools.count(1)
         self._library = torch.library.Library("c10d", "IMPL")  # kept alive
         for name in SEND_AND_RECEIVE:
             self._install(name)
@@ -107,16 +111,18 @@ class Recorder:
         operator = getattr(torch.ops.c10d, name).default
 
         def kernel(keys: Any, tensors: list, group: Any, *rest: Any) -> Any:
-            self._count += 1
-            wait = _point_to_point(name, tensors, group, rest, self._count)
+            number = next(self._numbers)
+            wait = _point_to_point(name, tensors, group, rest, number)
             if wait.peer == dist.get_rank():
                 raise ValueError(f"rank {wait.peer} would receive from itself")
-            self._pending[-self._count] = wait, time.time()
+            self._pending[-number] = wait, time.time(), None
             boxed = operator.redispatch(
                 keys & torch._C._after_autograd_keyset, tensors, group, *rest
             )
             work = c10d.Work.unbox(boxed)
-            self._pending[id(work)] = self._pending.pop(-self._count)
+            self._pending[id(work)] = *self._pending.pop(-number)[:2], work
+            while len(self._pending) > MOST_PENDING:  # works that nobody waits for
+                self._pending.pop(next(iter(self._pending)), None)
             return boxed
 
         for key in ("AutogradCPU", "AutogradCUDA"):
@@ -126,11 +132,12 @@ class Recorder:
         original = c10d.Work.wait
 
         def wait(work: Any, *arguments: Any, **options: Any) -> Any:
-            self._waited_for = id(work)
+            thread = threading.get_ident()
+            self._waited_for[thread] = id(work)
             try:
                 return original(work, *arguments, **options)
             finally:
-                self._waited_for = None
+                self._waited_for.pop(thread, None)
                 self._pending.pop(id(work), None)
 
         c10d.Work.wait = wait  # type: ignore[method-assign, assignment]
@@ -138,15 +145,15 @@ class Recorder:
     def waits(self) -> list[Wait]:
         """What is in flight now, the operation that blocks the caller first."""
         now = time.time()
-        entries = sorted(
-            self._pending.items(), key=lambda item: item[0] != self._waited_for
-        )
+        blocking = set(self._waited_for.copy().values())
+        pending = self._pending.copy()
+        entries = sorted(pending.items(), key=lambda item: item[0] not in blocking)
         messages = [
             Wait(**{**vars(wait), "seconds": now - since})
-            for _, (wait, since) in entries
+            for _, (wait, since, _) in entries
         ]
         collectives = [_collective(entry, now) for entry in _flights(active=True)]
-        if self._waited_for in self._pending:
+        if blocking & pending.keys():
             return messages + collectives
         return collectives + messages
 
@@ -187,14 +194,15 @@ def _collective(entry: dict[str, Any], now: float) -> Wait:
         shapes=entry["input_sizes"],
         dtypes=entry["input_dtypes"],
         seconds=now - entry["time_created_ns"] / 1e9,
+        name=entry["process_group"][0],
     )
 
 
-def passed() -> dict[tuple[int, ...], int]:
+def passed() -> dict[str, int]:
     """The number of the last collective of each group that has ended here."""
-    last: dict[tuple[int, ...], int] = {}
+    last: dict[str, int] = {}
     for entry in _flights(active=False):
-        group = _ranks_of(entry["process_group"][0])
+        group = entry["process_group"][0]
         last[group] = max(last.get(group, 0), entry["collective_seq_id"])
     return last
 
@@ -265,9 +273,9 @@ def _different_operators(reports: dict[int, Report]) -> list[str]:
         if wait.operator not in ("send", "recv"):
             step = f" #{wait.sequence} of ranks {list(wait.group)}"
             what = str(wait).replace(step, "")
-            steps[wait.group, wait.sequence][what].append(rank)
+            steps[wait.group, wait.name, wait.sequence][what].append(rank)
     verdict = []
-    for (group, sequence), calls in steps.items():
+    for (group, _, sequence), calls in steps.items():
         if len(calls) > 1:
             sides = [f"  {_ranks(r)} in {what}" for what, r in calls.items()]
             first = f"The ranks disagree on step {sequence} of the group {list(group)}:"
@@ -279,11 +287,11 @@ def _missing(reports: dict[int, Report]) -> list[str]:
     here: dict[tuple, list[int]] = defaultdict(list)
     for rank, wait in _first(reports).items():
         if wait.operator not in ("send", "recv"):
-            here[wait.group, wait.sequence].append(rank)
+            here[wait.group, wait.name, wait.sequence].append(rank)
     verdict = []
-    for (group, sequence), ranks in here.items():
-        away = [r for r in group if (group, sequence) not in _steps(reports.get(r))]
-        past = [r for r in away if _passed(reports.get(r), group) >= sequence]
+    for (group, name, sequence), ranks in here.items():
+        away = [r for r in group if (name, sequence) not in _steps(reports.get(r))]
+        past = [r for r in away if _passed(reports.get(r), name) >= sequence]
         never = [r for r in away if r not in past]
         operators = {reports[rank].waits[0].operator for rank in ranks}
         step = operators.pop() if len(operators) == 1 else "step"
@@ -299,13 +307,13 @@ def _missing(reports: dict[int, Report]) -> list[str]:
     return verdict
 
 
-def _passed(report: Report | None, group: tuple[int, ...]) -> int:
+def _passed(report: Report | None, group: str) -> int:
     return report.passed.get(group, 0) if report else 0
 
 
 def _steps(report: Report | None) -> set[tuple]:
     waits = report.waits if report else []
-    return {(w.group, w.sequence) for w in waits if w.operator not in ("send", "recv")}
+    return {(w.name, w.sequence) for w in waits if w.operator not in ("send", "recv")}
 
 
 def _circle(reports: dict[int, Report]) -> list[str]:

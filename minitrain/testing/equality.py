@@ -138,11 +138,14 @@ class _Comparison:
 
     def step(self, where: str, expected: Step, ranks: Sequence[Step]) -> None:
         """One step of all ranks; the first kind of result that differs is raised."""
-        for faults in (
+        finite = (
             self._outputs(expected, ranks),  # first, since they name the rank
             self._losses(expected, ranks),
             self._gradients(expected, ranks),
             self._same("gradient norm", "", expected.norm, [s.norm for s in ranks]),
+        )
+        for faults in (
+            *(finite if expected.norm.isfinite() else [self._not_finite(ranks)]),
             self._weights(expected, ranks),
             self._buffers(expected, ranks),
             ((rank, s.broken) for rank, s in enumerate(ranks) if s.broken),
@@ -153,6 +156,16 @@ class _Comparison:
                 also = f" (and on rank {', '.join(map(str, others))})" if others else ""
                 head = f"{where}, rank {rank} of {len(ranks)}"
                 raise AssertionError(f"{head}: {text}{also}")
+
+    def _not_finite(self, ranks: Sequence[Step]) -> Iterator[Fault]:
+        """One device skips the step: so must every rank."""
+        for rank, step in enumerate(ranks):
+            if step.norm.isfinite():
+                yield (
+                    rank,
+                    f"the gradient norm is {float(step.norm):.3g}, and that of one "
+                    "device is not finite: an inf or a NaN got lost",
+                )
 
     def _losses(self, expected: Step, ranks: Sequence[Step]) -> Iterator[Fault]:
         """The loss of a rank and of those that hold the rest of the batch, summed."""

@@ -194,6 +194,25 @@ class Empty(nn.Module):
         return self.head(x + nothing.sum(-1, keepdim=True))
 
 
+class Overflowing(nn.Module):
+    """Sequences that begin with the last token have infinite logits.
+
+    Batches are sorted, so they are on the last rank that has any sequence.
+    """
+
+    def __init__(self, vocab_size: int = 37, hidden: int = 5) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, hidden)
+        self.head = nn.Linear(hidden, vocab_size)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits [batch, seq, vocab]."""
+        logits = self.head(torch.tanh(self.embed(tokens)))
+        last = self.embed.num_embeddings - 1
+        scale = torch.where(tokens[:, 0] == last, torch.inf, 1.0)  # [batch]
+        return logits * scale[:, None, None].to(logits.dtype)
+
+
 # ---- presets
 
 
@@ -221,6 +240,7 @@ PROBLEMS: Mapping[str, Problem] = MappingProxyType(
             replace(_PLAIN, name="empty parameters", model=Empty),
             replace(_PLAIN, name="buffers", model=Buffered, micro_batches=2),
             replace(_PLAIN, name="clipped", max_norm=0.1),
+            replace(_PLAIN, name="overflow", model=Overflowing, max_norm=0.1),
             replace(_PLAIN, name="gradients kept", set_to_none=False, micro_batches=2),
             replace(_PLAIN, name="adamw", model=_TIED, optimizer=_ADAMW),
             replace(_PLAIN, name="float32", model=_TIED, dtype=torch.float32),

@@ -217,8 +217,10 @@ def trained(
         loss = parts.forward_backward(model, micro_batches, loss_fn)
         norm = finalize_gradients(optimizer, mesh, problem.max_norm)
         gradients = parts.gradients(model, optimizer, mesh)
-        optimizer.step()
-        broken = _broken(model, mesh, optimizer)
+        finite = bool(norm.isfinite())  # else the step is skipped, on all ranks
+        if finite:
+            optimizer.step()
+        broken = _broken(model, mesh, optimizer) if finite else ""
         optimizer.zero_grad(set_to_none=problem.set_to_none)
         weights = parts.weights(model, optimizer, mesh)
         places = problem.split(parts.share(_places(batch), mesh))
@@ -244,7 +246,8 @@ def oracle(problem: Problem) -> list[Step]:
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
         named = _parameters(model)
         gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
-        optimizer.step()
+        if norm.isfinite():
+            optimizer.step()
         optimizer.zero_grad()
         weights = {n: p.detach().clone() for n, p in named}
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}

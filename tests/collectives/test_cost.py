@@ -21,6 +21,7 @@ from minitrain.collectives.cost import (
     terms,
 )
 from minitrain.collectives.program import Transfer
+from minitrain.collectives.volumes import volume
 
 LINK = Link(latency_seconds=5e-6, bytes_per_second=20e9)
 LATENCY, BANDWIDTH = Link(1.0, math.inf), Link(0.0, 1.0)
@@ -212,3 +213,22 @@ def test_what_makes_no_sense_is_refused():
         Link(0.0, 0.0)
     with pytest.raises(ValueError, match="no closed form for reduce by 'ring'"):
         seconds("reduce", "ring", 4, 10, LINK)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape"),
+    [(0, {}), (-3, {}), (7, {"ranks_per_host": 2}), (4, {"pieces": 0})],
+)
+def test_numbers_that_no_program_has_are_refused(ranks, shape):
+    name = "hierarchical" if "ranks_per_host" in shape else "double_tree"
+    with pytest.raises(ValueError, match=r"at least 1|do not fill"):
+        terms("all_reduce", name, ranks, **shape)
+    with pytest.raises(ValueError, match=r"at least 1|do not fill"):
+        volume("all_reduce", name, ranks, 10, 0, **shape)
+
+
+def test_a_position_outside_of_the_group_is_refused():
+    with pytest.raises(ValueError, match="position=9 of 4"):
+        volume("all_reduce", "ring", 4, 10, 9)
+    with pytest.raises(ValueError, match="not negative"):
+        Link(math.nan, 1.0)

@@ -372,7 +372,7 @@ def test_frozen_parameters_stay_out_and_cannot_come_back_unnoticed() -> None:
         assert has == {"0.weight", "0.bias", "4.weight"}
         model[2].requires_grad_(True)
         model.zero_grad()
-        with pytest.raises(RuntimeError, match="unfrozen after the model"):
+        with pytest.raises(RuntimeError, match="unfrozen, added or replaced"):
             model(data(0)).sum().backward()
 
     launch(run, 2)

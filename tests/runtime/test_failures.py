@@ -345,3 +345,50 @@ def test_a_stall_under_check():
             dist.all_reduce(torch.ones(1))
 
     assert 0 in failure(StallError, f, 2, timeout=1, check=True).waiting
+
+
+def shift(group=None):
+    """One message to the next rank and one from the rank before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = torch.ones(4), torch.empty(4)
+    work = dist.isend(x, (rank + 1) % size, group)
+    dist.recv(y, (rank - 1) % size, group)
+    work.wait()
+
+
+def test_messages_that_have_ended_are_not_waited_for():
+    """A rank that merely sleeps is not said to wait in an old message."""
+
+    def f():
+        for _ in range(3):
+            shift()
+        if dist.get_rank() == 0:
+            time.sleep(8)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(StallError) as error:
+        launch(f, 2, timeout=2.0)
+    text = str(error.value)
+    assert "recv from" not in text and "send to" not in text
+    assert "rank 0" in text and "sleep" not in error.value.verdict[0]
+
+
+def test_two_threads_may_send_and_receive_at_once():
+    def f():
+        groups, errors = [dist.new_group([0, 1]) for _ in range(2)], []
+
+        def go(group):
+            try:
+                for _ in range(200):
+                    shift(group)
+            except BaseException as error:
+                errors.append(repr(error))
+
+        threads = [threading.Thread(target=go, args=(g,)) for g in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    assert launch(f, 2, timeout=10.0) == [[], []]

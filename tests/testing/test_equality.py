@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minitrain import Layout, RankError, StallError
 from minitrain.testing import PROBLEMS, Parts, Report, check_equal
+from minitrain.testing.steps import oracle
 from minitrain.workload.step import (
     Batch,
     Loss,
@@ -119,6 +120,21 @@ def technique(model, mesh):
 def test_torch_ddp_passes_with_the_right_scale() -> None:
     names = ("plain", "tied", "frozen", "unused", "no tokens", "adamw", "buffers")
     check_equal(torch_ddp, 2, [PROBLEMS[n] for n in names])
+
+
+def test_a_step_that_is_not_finite_is_skipped_by_all() -> None:
+    problem = PROBLEMS["overflow"]
+    assert [bool(step.norm.isfinite()) for step in oracle(problem)] == [0, 0, 1]
+    for ranks in (1, 2, 3, 4):
+        check_equal(finalized, ranks, problem)
+    with pytest.raises(AssertionError, match="an inf or a NaN got lost"):
+        check_equal(reducing(without_nan), 3, problem)
+
+
+def without_nan(model: nn.Module, group: dist.ProcessGroup) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.nan_to_num(parameter.grad)
+    sum_gradients(model, group)
 
 
 # ---- wrong, with all of the model on each rank

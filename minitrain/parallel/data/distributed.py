@@ -45,7 +45,11 @@ def ddp(
     A parameter that got no gradient here counts as zero, so that ranks may use
     different parts of the model; one that no rank used ends with zeros. Parameters that
     are frozen now stay out. Buffers, if there are any, are the first rank's again after
-    backward.
+    backward. If a backward ends in an exception, the ranks that wait get NaN for what
+    it owed, so that none of them takes the step.
+
+    `torch.autograd.grad` through the model counts as a backward too: every rank must
+    make it, or none.
 
     The model gets `set_requires_gradient_sync(flag)`, read when a backward begins:
     while it is False, gradients accumulate here alone, and the next synchronized
@@ -79,7 +83,9 @@ def ddp(
     make_equal(model, group, axis)
     complete(model, axis)
     buckets = [Bucket(parameters, reduce_dtype) for parameters in plan]
-    _Reducer(model, group, buckets, overlap, all_reduce)
+    ranks = dist.get_process_group_ranks(group)
+    own = dist.new_group(ranks, use_local_synchronization=True)
+    _Reducer(model, own, buckets, overlap, all_reduce)
     return model
 
 

@@ -1,5 +1,6 @@
 """When gradients appear: the calls of autograd that a technique hangs its work on."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -37,7 +38,8 @@ class BackwardHooks:
         self.backward: int | None = None  # autograd's number of the one that runs
         self.missing: set[int] = set()  # places whose gradient it still owes
         self.summed = False  # gradients hold sums, until they are zeroed
-        self.frozen = [p for p in model.parameters() if not p.requires_grad]
+        self.known = set(parameters)
+        self.made_of = [(p.dtype, p.device) for p in parameters]
         for i, parameter in enumerate(parameters):
             hook = partial(self._gradient_is_ready, i)
             parameter.register_post_accumulate_grad_hook(hook)
@@ -55,6 +57,12 @@ class BackwardHooks:
         """All gradients were taken: returns when `.grad` holds the sums."""
         raise NotImplementedError
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a data-parallel model cannot be copied or pickled, since its hooks sum "
+            "the gradients of this one: give its state_dict() to a plain model"
+        )
+
     # ---- the calls of autograd
 
     def _set_synchronize(self, flag: bool) -> None:
@@ -62,17 +70,20 @@ class BackwardHooks:
 
     def _forward_ends(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
         """Backward will begin where forward ends: at the gradient of an output."""
+        if self.backward is not None and torch._C._current_graph_task_id() < 0:
+            self._drop_failed()
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 output.register_hook(self._backward_begins)
 
-    def _backward_begins(self, _: Tensor | None = None) -> None:
+    def _backward_begins(self, _: Tensor | None = None, at: int | None = None) -> None:
+        """Seen at an output, or at the first gradient: that of the parameter `at`."""
         number = torch._C._current_graph_task_id()
         if number == self.backward:  # another output of the same one
             return
         if self.backward is not None:
             self._drop_failed()
-        self._refuse()
+        self._refuse(at)
         if self.synchronize:
             self.backward, self.missing = number, set(range(len(self.parameters)))
             torch.autograd.Variable._execution_engine.queue_callback(self._ends)
@@ -82,7 +93,7 @@ class BackwardHooks:
         if not self.synchronize:
             return
         if self.backward is None:  # an output that we did not see led here
-            self._backward_begins()
+            self._backward_begins(at=i)
         try:
             self.missing.remove(i)
         except KeyError:
@@ -94,32 +105,47 @@ class BackwardHooks:
 
     def _ends(self) -> None:
         """Backward is over: sums become gradients, and replicas whole again."""
-        self._finish()
-        self.summed = True
-        for buffer in self.model.buffers():
-            copy_from_first(buffer, self.group)
-
-    def _finish(self) -> None:
         for i in sorted(self.missing):
             self.take(i)
         self.finish()
-        self.backward = None
+        self.backward, self.summed = None, True
+        for buffer in self.model.buffers():
+            copy_from_first(buffer, self.group)
 
     # ---- what would be silently wrong
 
     def _drop_failed(self) -> None:
-        """The last backward ended in an exception: others may wait for its messages."""
-        self._finish()
+        """The last backward ended in an exception, and others wait for its messages.
+
+        They get NaN for what it still owed, so that their step is not taken either.
+        """
+        for parameter in (self.parameters[i] for i in self.missing):
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, math.nan)
+        self._ends()
+        self.summed = False
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _refuse(self) -> None:
-        if self.synchronize and any(p.requires_grad for p in self.frozen):
+    def _refuse(self, at: int | None) -> None:
+        trained = (p for p in self.model.parameters() if p.requires_grad)
+        if self.synchronize and not self.known.issuperset(trained):
             raise RuntimeError(
-                "a parameter was unfrozen after the model was made data-parallel, so "
-                "nothing would sum its gradient; unfreeze it before"
+                "a parameter was unfrozen, added or replaced after the model was made "
+                "data-parallel, so nothing would sum its gradient; do that before"
             )
-        held = (p.grad for p in self.parameters if p.grad is not None)
+        if self.synchronize and self.made_of != [
+            (p.dtype, p.device) for p in self.parameters
+        ]:
+            raise RuntimeError(
+                "the model went to another dtype or device after it was made "
+                "data-parallel; do that before"
+            )
+        held = (
+            p.grad
+            for i, p in enumerate(self.parameters)
+            if p.grad is not None and i != at
+        )
         if self.summed and any(read(grad.any(), expected=False) for grad in held):
             raise RuntimeError(
                 "gradients hold the sum over the ranks already, and a second backward "

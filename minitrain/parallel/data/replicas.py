@@ -56,8 +56,10 @@ def check_own(model: nn.Module) -> None:
     Raises:
         ValueError: it does.
     """
-    if hasattr(model, "set_requires_gradient_sync"):
-        raise ValueError("this model synchronizes its gradients already")
+    if any(hasattr(part, "set_requires_gradient_sync") for part in model.modules()):
+        raise ValueError(
+            "this model, or a part of it, synchronizes its gradients already"
+        )
 
 
 def complete(model: nn.Module, axis: str) -> None:
@@ -86,7 +88,9 @@ def make_equal(model: nn.Module, group: dist.ProcessGroup, axis: str) -> None:
             )
     held = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in held:
-        if 0 in tensor.stride() and tensor.numel() > 1:
+        if any(
+            n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
             raise ValueError(
                 f"{name} is expanded, so its elements share memory; clone() it first"
             )
