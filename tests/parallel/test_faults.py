@@ -176,3 +176,14 @@ def test_a_part_that_synchronizes_and_a_copy_are_refused(technique: Any) -> None
         return "refused"
 
     assert launch(run, 2, timeout=8.0) == ["refused"] * 2
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_sparse_gradient_is_refused(technique: Any) -> None:
+    def run() -> str:
+        model = technique(nn.Embedding(5, 3, sparse=True))
+        with pytest.raises(RuntimeError, match="sparse=False"):
+            model(torch.tensor([1])).sum().backward()
+        return "refused"
+
+    assert launch(run, 2, timeout=8.0) == ["refused"] * 2

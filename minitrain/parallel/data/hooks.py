@@ -101,6 +101,8 @@ class BackwardHooks:
                 "a parameter got its gradient in two parts, and the first has been "
                 "sent; use torch.utils.checkpoint with use_reentrant=False"
             ) from None
+        if self.parameters[i].grad.layout is not torch.strided:  # type: ignore[union-attr]
+            raise RuntimeError("a gradient is sparse: make the layer with sparse=False")
         self.take(i)
 
     def _ends(self) -> None:
