@@ -73,7 +73,9 @@ def seldom(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return horovod(model, mesh.get_group("dp"), cycle_seconds=0.01)
 
 
-@pytest.mark.parametrize(("technique", "ranks"), [(often, 1), (often, 3), (seldom, 4)])
+@pytest.mark.parametrize(
+    ("technique", "ranks"), [(often, 1), (often, 2), (often, 3), (seldom, 4)]
+)
 def test_equals_one_device(technique: Any, ranks: int) -> None:
     names = ("branches", "no tokens", "micro-batches", "buffers", "gradients kept")
     more = ("tied", "frozen", "unused", "empty parameters")
