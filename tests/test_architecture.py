@@ -24,6 +24,7 @@ LAYERS = (
     "workload",
     "invariants",
     "collectives",
+    "simulate",
     "testing",
     "parallel",
     "ledger",
@@ -40,6 +41,7 @@ CHAPTER = {
     "trainer": 2,
     "train": 2,
     "collectives": 3,
+    "simulate": 4,
     "parallel": 5,
 }
 MOST_LINES_OF_A_FILE = 450
