@@ -1,8 +1,13 @@
 """JavaScript printed from the library's closed-form functions.
 
 The pages that calculate without a kernel run what this prints, so a formula stands in
-one place. It knows arithmetic, comparisons, conditions, assignments, the fields of an
-argument and calls of the functions it prints; anything else is refused with its line.
+one place. It knows arithmetic, comparisons, conditions, assignments, the fields of
+records, calls of the functions it prints, and numpy's functions of single elements
+under the name `np`; anything else is refused with its line.
+
+Whole numbers up to 2**53 are divided with `//` and `%` as in Python. Of a fraction
+these ask more than a double holds (1 // 0.1 is 9, and 1 / 0.1 is 10): write
+`np.floor(a / b)`, which means the same on both sides.
 """
 
 import ast
@@ -12,6 +17,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
 COMPARISON = {
@@ -33,19 +40,21 @@ BUILTIN = {
     "min": "Math.min",
     "sqrt": "Math.sqrt",
 }
-
-
-RESERVED = {
-    "case",
-    "const",
-    "default",
-    "function",
-    "let",
-    "new",
-    "switch",
-    "this",
-    "var",
+NUMPY = {
+    "abs": "Math.abs",
+    "ceil": "Math.ceil",
+    "floor": "Math.floor",
+    "log2": "Math.log2",
+    "maximum": "Math.max",
+    "minimum": "Math.min",
+    "sqrt": "Math.sqrt",
 }
+PAIRS = {"Math.max", "Math.min"}  # of two arguments; the others take one
+
+WORDS = """arguments case catch const default delete do enum eval export extends
+function interface let new package private protected public static super switch this
+throw typeof var void"""
+RESERVED = set(WORDS.split())
 
 
 class RefusedError(TypeError):
@@ -70,6 +79,13 @@ def to_js(*functions: Callable[..., Any]) -> str:
         names = [f.__name__ for f in functions]
         raise RefusedError(f"two of {sorted(n for n in names if names.count(n) > 1)}")
     return "\n".join(_Printer(f, known).function() for f in functions)
+
+
+def is_condition(node: ast.expr) -> bool:
+    """A comparison, or comparisons joined by `&` and `|`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        return is_condition(node.left) and is_condition(node.right)
+    return isinstance(node, ast.Compare)
 
 
 class _Printer:
@@ -161,9 +177,9 @@ class _Printer:
                 return json.dumps(node.value)
             case ast.Name(id=name):
                 return self.name_of(node, name)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr):
-                if name in self.locals:
-                    return f"{name}.{attr}"
+            case ast.Attribute(value=record, attr=attr):
+                if self.is_record(record):
+                    return f"{self.expression(record)}.{attr}"
             case ast.Tuple(elts=elements):
                 return f"[{', '.join(map(self.expression, elements))}]"
             case ast.BinOp():
@@ -187,6 +203,12 @@ class _Printer:
                 return self.call(node)
         raise self.refuse(node)
 
+    def is_record(self, node: ast.expr) -> bool:
+        """A local value, or a field of one."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self.locals | self.assigned
+
     def name_of(self, node: ast.expr, name: str) -> str:
         """A local, or the value of a constant of the function's module."""
         if name in self.locals or name in self.assigned:
@@ -206,11 +228,16 @@ class _Printer:
             return f"({left} - {right} * Math.floor({left} / {right}))"
         if type(node.op) in ARITHMETIC:
             return f"({left} {ARITHMETIC[type(node.op)]} {right})"
+        if is_condition(node):  # element by element in numpy
+            word = "&&" if isinstance(node.op, ast.BitAnd) else "||"
+            return f"({left} {word} {right})"
         raise self.refuse(node)
 
     def comparison(self, node: ast.Compare) -> str:
         pairs = []
         sides = [node.left, *node.comparators]
+        if any(map(is_condition, sides)):
+            raise self.refuse(node)  # True is 1 in Python only
         for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple):
                 found = f"{self.expression(right)}.includes({self.expression(left)})"
@@ -228,9 +255,22 @@ class _Printer:
             if called is not self.known[name]:
                 raise self.refuse(node)  # another function of that name
             return f"{name}({', '.join(self.arguments(node, self.known[name]))})"
+        if called is not None and called is getattr(np, name, None):
+            return self.numpy(node, name)
         several = name not in ("max", "min") or len(node.args) > 1
         if name in BUILTIN and several and not node.keywords:
             return f"{BUILTIN[name]}({', '.join(map(self.expression, node.args))})"
+        raise self.refuse(node)
+
+    def numpy(self, node: ast.Call, name: str) -> str:
+        """The functions of elements; `where` evaluates what it chooses only."""
+        given = [self.expression(argument) for argument in node.args]
+        if name == "where" and len(given) == 3 and not node.keywords:
+            return f"({given[0]} ? {given[1]} : {given[2]})"
+        written = NUMPY.get(name, "")
+        wanted = 2 if written in PAIRS else 1
+        if written and len(given) == wanted and not node.keywords:
+            return f"{written}({', '.join(given)})"
         raise self.refuse(node)
 
     def called(self, node: ast.Call) -> tuple[str, Any]:

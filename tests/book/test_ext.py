@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import fit
+import numpy as np
 import pytest
 import stepper
 import systems
@@ -228,6 +229,51 @@ def double(n: int) -> int:
     return 2 * n
 
 
+def elements(a: float, b: float, n: int) -> float:
+    """As closed forms are written: one source for a number, an array and a page."""
+    between = (a > 0) & (b > 0) | (np.abs(a) < 2)
+    larger = np.where(between, np.maximum(a, b), np.minimum(a, b) - 1)
+    waves = np.ceil(n / 132) + np.floor(a / 3) + n // 7 - n % 5
+    steep = np.where(a < b, 1, 0) * np.sqrt(np.abs(b)) + (a >= 1) * 10
+    return larger * waves + steep + np.ceil(np.log2(n)) - a**2 * 1.5
+
+
+def axis_of_numpy(n: int) -> int:
+    return np.max(n, 0)  # the second argument is an axis, not a number
+
+
+def one_of_a_pair(n: int) -> int:
+    return np.maximum(n)
+
+
+def keyword_of_numpy(n: int) -> int:
+    return np.floor(n, dtype=int)
+
+
+def random_of_numpy(n: int) -> int:
+    return np.random.random(n)
+
+
+def bits(n: int) -> int:
+    return n & 3
+
+
+def condition_as_number(n: int) -> int:
+    return (n > 3) == 1
+
+
+@dataclass
+class Crate:
+    """A record in a record."""
+
+    box: Box
+
+
+def inside(crate: Crate) -> int:
+    box = crate.box
+    return area(crate.box) + box.wide + crate.box.high
+
+
 def area(box: Box) -> int:
     return box.wide * half(box.high)
 
@@ -254,6 +300,12 @@ def of_another_module(n: int) -> int:
         one_maximum,
         reserved,
         calls_another,
+        axis_of_numpy,
+        one_of_a_pair,
+        keyword_of_numpy,
+        random_of_numpy,
+        bits,
+        condition_as_number,
         lambda n: n,
     ],
     ids=lambda f: f.__name__,
@@ -309,6 +361,25 @@ def test_a_record_is_an_object(browser):
     script = to_js(half, area)
     areas = run_in(browser, script, "area", [[box] for box in boxes])
     assert areas == [area(Box(**box)) for box in boxes] == [6, 0, 28]
+
+
+def test_numpy_and_javascript_agree(browser):
+    """An array in Python, each element alone, and each element in the browser."""
+    draw = np.random.default_rng(4)
+    a, b = draw.normal(scale=4, size=(2, 2000)).round(3)
+    n = draw.integers(1, 2**40, size=2000)
+    n[:53] = 2 ** np.arange(53)  # where the logarithm is whole
+    rows = list(zip(a.tolist(), b.tolist(), n.tolist(), strict=True))
+    expected = elements(a, b, n).tolist()
+    assert [float(elements(*row)) for row in rows] == expected
+    got = run_in(browser, to_js(elements), "elements", rows)
+    assert got == [pytest.approx(value, rel=1e-12) for value in expected]
+
+
+def test_a_record_in_a_record(browser):
+    crate = {"box": {"wide": 3, "high": 5}}
+    script = to_js(half, area, inside)
+    assert run_in(browser, script, "inside", [[crate]]) == [3 * 2 + 3 + 5]
 
 
 # ---- Will it fit? ----
