@@ -1,0 +1,197 @@
+"""What one Transformer block takes on one rank: products, attention, bytes, messages.
+
+Closed forms in NumPy's arithmetic, so that one source serves a single plan, an array of
+plans and the browser. Each reads four flat records: the sizes of a step (`Sizes`), two
+chips (`c` at the precision of the matrix products, `w` at the wide one of attention,
+norms and the head) and the software that runs (`Software`).
+
+A rank holds heads / tp heads, kv_heads / tp, ffn / tp columns (Megatron-LM,
+arXiv:1909.08053) and seq / cp tokens of each sequence.
+"""
+
+import numpy as np
+
+from minitrain.simulate.kernels import (
+    attention_seconds,
+    dgrad_seconds,
+    gemm_seconds,
+    grouped_gemm_seconds,
+    unfused_attention_seconds,
+    wgrad_seconds,
+)
+from minitrain.simulate.network import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    send_seconds,
+)
+
+
+def tokens(s):
+    """Tokens of a micro-batch on one rank."""
+    return s.micro_batch * s.seq / s.cp
+
+
+def stream_tokens(s):
+    """Tokens whose norms and residuals a rank computes: split by sequence parallelism."""
+    return tokens(s) / np.where(s.sp > 0, s.tp, 1)
+
+
+def query_width(s):
+    """Columns of the queries on a rank."""
+    return s.heads * s.head_dim / s.tp
+
+
+def key_width(s):
+    """Columns of the keys on a rank; a head is copied where there are fewer than ranks."""
+    return np.maximum(s.kv_heads / s.tp, 1) * s.head_dim
+
+
+# Matrix products
+
+
+def attention_products_seconds(s, c):
+    """Forward projections of attention: q, k and v in one product, and the output."""
+    t, q, k = tokens(s), query_width(s), key_width(s)
+    return gemm_seconds(c, t, q + 2 * k, s.hidden) + gemm_seconds(c, t, s.hidden, q)
+
+
+def attention_products_backward_seconds(s, c):
+    """Their gradients, of inputs and of weights."""
+    t, q, k = tokens(s), query_width(s), key_width(s)
+    return backward_seconds(c, t, q + 2 * k, s.hidden) + backward_seconds(
+        c, t, s.hidden, q
+    )
+
+
+def backward_seconds(c, m, n, k):
+    """Both gradients of a product [m, k] x [k, n]."""
+    return dgrad_seconds(c, m, n, k) + wgrad_seconds(c, m, n, k)
+
+
+def mlp_products_seconds(s, c, width):
+    """Forward products of an MLP of so many columns on a rank."""
+    t = tokens(s)
+    up = gemm_seconds(c, t, (1 + s.gated) * width, s.hidden)
+    return up + gemm_seconds(c, t, s.hidden, width)
+
+
+def mlp_products_backward_seconds(s, c, width):
+    """Gradients of an MLP's input and weights."""
+    t = tokens(s)
+    up = backward_seconds(c, t, (1 + s.gated) * width, s.hidden)
+    return up + backward_seconds(c, t, s.hidden, width)
+
+
+def routed_tokens(s):
+    """Tokens that the experts of a rank receive: every token goes to top_k of them."""
+    return stream_tokens(s) * s.top_k * s.imbalance
+
+
+def expert_products_seconds(s, c):
+    """Forward products of the experts of a rank."""
+    here = np.maximum(s.experts / s.ep, 1)
+    each = routed_tokens(s) / here
+    up = grouped_gemm_seconds(c, here, each, (1 + s.gated) * s.expert_ffn, s.hidden)
+    return up + grouped_gemm_seconds(c, here, each, s.hidden, s.expert_ffn)
+
+
+def expert_products_backward_seconds(s, c):
+    """Gradients of the experts' inputs and weights."""
+    here = np.maximum(s.experts / s.ep, 1)
+    each, wide = routed_tokens(s) / here, (1 + s.gated) * s.expert_ffn
+    into = grouped_gemm_seconds(c, here, each, s.hidden, wide)
+    into = into + grouped_gemm_seconds(c, here, each, s.expert_ffn, s.hidden)
+    weight = grouped_gemm_seconds(c, here, wide, s.hidden, each)
+    weight = weight + grouped_gemm_seconds(c, here, s.hidden, s.expert_ffn, each)
+    return into + weight
+
+
+# The attention core
+
+
+def core_seconds(s, w, soft, backward):
+    """Attention without its projections: fused, or with its matrix in memory."""
+    heads, kv_heads = s.heads / s.tp, np.maximum(s.kv_heads / s.tp, 1)
+    rows = s.seq / s.cp
+    fused = attention_seconds(
+        w, s.micro_batch, heads, kv_heads, rows, s.seq, s.head_dim, 1, backward
+    )
+    unfused = unfused_attention_seconds(
+        w,
+        s.micro_batch,
+        heads,
+        rows,
+        s.seq,
+        s.head_dim,
+        soft.fused_softmax,
+        soft.dropout,
+        backward,
+    )
+    return np.where(soft.flash > 0, fused, unfused)
+
+
+# Everything else that moves bytes
+
+
+def stream_bytes(s, soft):
+    """Bytes moved in a forward pass beside the products: what norms and sums read.
+
+    Two norms read and write the stream; two residual sums read two and write one, with
+    a mask of one byte where there is dropout. The gate or activation reads what the
+    first product wrote and writes what the second reads; rotation reads and writes
+    queries and keys.
+    """
+    stream = stream_tokens(s) * s.hidden * (2 * 2 + 2 * 3) * 2
+    masks = stream_tokens(s) * s.hidden * 2 * soft.dropout
+    rotated = tokens(s) * (query_width(s) + key_width(s)) * 2 * 2 * s.rope
+    return stream + masks + rotated
+
+
+def activation_bytes(s, width):
+    """Bytes of an activation function of so many columns, forward."""
+    return tokens(s) * width * (2 + s.gated) * 2
+
+
+def permuted_bytes(s):
+    """Bytes moved to sort tokens by expert, and back, with their weights."""
+    return routed_tokens(s) * s.hidden * 2 * (2 + 3)
+
+
+def narrow_bytes(s, soft):
+    """Bytes moved to write operands in 8 bits: read twice for the maximum and the cast.
+
+    Every input of a product is read at 16 bits and written at 8, twice: as it is and
+    transposed, for the gradient of the weight.
+    """
+    inputs = 2 * s.hidden + query_width(s) + s.ffn / s.tp
+    return soft.narrow * tokens(s) * inputs * (2 + 2)
+
+
+# Messages
+
+
+def tensor_message_seconds(s, n):
+    """One exchange of the stream between the tensor ranks of a block's half.
+
+    An all-reduce, or with sequence parallelism an all-gather and a reduce-scatter, which
+    take as long on a ring; `n` are the links (`Wires`).
+    """
+    buffer = tokens(s) * s.hidden * 2
+    inside = np.minimum(s.tp, n.domain_ranks)
+    whole = all_reduce_seconds(n, buffer, s.tp, inside)
+    halves = 2 * all_gather_seconds(n, buffer, s.tp, inside)
+    return np.where(s.sp > 0, halves, whole)
+
+
+def context_message_seconds(s, n):
+    """Keys and values of a block, passed around the ring of context ranks."""
+    inside = s.tp * s.cp <= n.domain_ranks
+    block = tokens(s) * 2 * key_width(s) * 2
+    return (s.cp - 1) * send_seconds(n, block, inside)
+
+
+def expert_message_seconds(s, n):
+    """One all-to-all of the routed tokens."""
+    inside = np.minimum(s.ep, np.maximum(n.domain_ranks / s.tp, 1))
+    return all_to_all_seconds(n, routed_tokens(s) * s.hidden * 2, s.ep, inside)

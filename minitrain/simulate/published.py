@@ -1,0 +1,459 @@
+"""Rows of published training runs, read into a model, a plan and a cluster.
+
+A row names its columns as `COLUMNS`. What it does not say is completed by the rules of
+the framework that it names, each of which is listed in the row's `assumed`; where no
+rule holds, the row is refused with a reason. Nothing is guessed silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from minitrain.simulate.hardware import Cluster, Link, accelerator, cluster
+from minitrain.simulate.plan import Experts, Plan, Precision, Recompute
+from minitrain.workload.config import ModelConfig
+
+COLUMNS = (
+    "source,table_figure,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,"
+    "precision,gpu,n_gpus,gpus_per_node,interconnect,tp,pp,dp,cp,ep,sequence_parallel,"
+    "interleave_v,schedule,zero_stage,micro_batch,global_batch,recompute,"
+    "measured_quantity,value,note,provenance,framework,source_id,experts,topk,moe_ffn,"
+    "aux_quantity,aux_value,quality"
+).split(",")
+"""Columns of a table of published runs; an empty field was not said by the source."""
+
+Row = Mapping[str, str]
+
+
+class RefusedError(ValueError):
+    """A row that cannot be predicted; the message says why."""
+
+
+@dataclass
+class Run:
+    """A published run.
+
+    Attributes:
+        source: Its `source_id`.
+        model, experts, plan, cluster, software: As `estimate` takes them. The plan's
+            micro-batch and interleaving may be open: see `choices`.
+        quantity, value: What was measured.
+        flops_count: What the source counts as the operations of a step.
+        choices: Plans among which the source took the fastest, where it says so.
+        assumed: What the row did not say, and the rule that completed it.
+    """
+
+    source: str
+    model: ModelConfig
+    experts: Experts | None
+    plan: Plan
+    cluster: Cluster
+    software: str
+    quantity: str
+    value: float
+    flops_count: str = "model"
+    choices: list[Plan] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+
+def read_run(row: Row) -> Run:
+    """Read one row.
+
+    Raises:
+        RefusedError: A field that no rule completes, or that contradicts another.
+    """
+    reader = _Reader(row)
+    if reader.text("quality") == "D":
+        raise RefusedError("quality D: the source contradicts itself")
+    for word, reason in UNLIKE.items():
+        if word in f"{reader.text('model')} {reader.text('framework')}".lower():
+            raise RefusedError(reason)
+    quantity = reader.quantity()
+    software = reader.software()
+    model, experts = reader.model(), reader.experts()
+    machines = reader.cluster()
+    plans = reader.plans(model, experts, machines, software)
+    return Run(
+        source=reader.text("source_id"),
+        model=model,
+        experts=experts,
+        plan=plans[0],
+        cluster=machines,
+        software=software,
+        quantity=quantity,
+        value=reader.number("value"),
+        flops_count=reader.flops_count(quantity, software),
+        choices=plans[1:] and plans,
+        assumed=reader.assumed,
+    )
+
+
+UNLIKE = {
+    "lora": "adapters: only a few weights get gradients",
+    "megascale": "its block is parallel and its attention slides: not this model",
+    "nemotron_3": "layers that are not Transformers",
+    "nemotron-h": "layers that are not Transformers",
+    "mamba": "layers that are not Transformers",
+    "hybrid": "layers that are not Transformers",
+}
+"""Words in a model's or framework's name that mean something we do not simulate."""
+
+FRAMEWORKS = (
+    ("bridge", "megatron-core"),
+    ("nemo", "megatron-core"),
+    ("mcore", "megatron-core"),
+    ("megatron-core", "megatron-core"),
+    ("te 2", "megatron-core"),
+    ("hai-llm", "megatron-core"),
+    ("fork", "megatron-flash"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("zb", "megatron-zb"),
+    ("megatron-llama", "megatron-core"),
+    ("megatron", "megatron-lm"),
+    ("deepspeed", "deepspeed-zero3"),
+    ("metaseq", "fsdp-unfused"),
+    ("torchtitan", "fsdp"),
+    ("composer", "fsdp"),
+    ("foundry", "fsdp"),
+    ("mosaic", "fsdp"),
+    ("fsdp", "fsdp"),
+    ("nanotron", "megatron-core"),
+    ("internevo", "internevo"),
+    ("maxtext", "maxtext"),
+    ("paxml", "maxtext"),
+    ("jax", "maxtext"),
+    ("t5x", "maxtext"),
+    ("pathways", "maxtext"),
+    ("primus", "megatron-core"),
+    ("meta internal", "megatron-core"),
+)
+"""Words of a framework's name, and the rules that it follows; the first one counts."""
+
+ACTIVATIONS = ("llama", "qwen", "mistral", "mixtral", "internlm", "deepseek", "palm",
+               "gpt-oss", "grok", "dbrx", "olmo", "yi-", "smollm", "kimi", "glm")
+"""Families whose MLP is gated."""
+ROTARY = (*ACTIVATIONS, "nemotron")
+
+SHARED = {"deepseek-v3": (2048, 3), "deepseek-v2": (3072, 1), "deepseek": (2048, 1),
+          "kimi": (2048, 1), "qwen2-57b": (20480, 0), "glm": (1536, 1)}
+"""Width of the shared experts and number of dense layers, by family."""
+
+
+class _Reader:
+    """A row, its fields, and what was assumed on the way."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.assumed: list[str] = []
+
+    def text(self, name: str) -> str:
+        return str(self.row.get(name) or "").strip()
+
+    def number(self, name: str, default: float | None = None, rule: str = "") -> float:
+        """A number, or what a rule says where the field is empty."""
+        text = self.text(name)
+        if text:
+            try:
+                return float(text.replace(",", ""))
+            except ValueError:
+                raise RefusedError(f"{name}={text!r} is not a number") from None
+        if default is None:
+            raise RefusedError(f"{name} is not given")
+        if rule:
+            self.assumed.append(f"{name}={default:g}: {rule}")
+        return default
+
+    def whole(self, name: str, default: int | None = None, rule: str = "") -> int:
+        value = self.number(name, default, rule)
+        if value != int(value) or value < 0:
+            raise RefusedError(f"{name}={value:g} is not a whole number")
+        return int(value)
+
+    # ---- what was measured, by what
+
+    def quantity(self) -> str:
+        said = self.text("measured_quantity").lower()
+        for word, name in QUANTITIES:
+            if word in said:
+                return name
+        raise RefusedError(f"measured_quantity {said!r} is not a step's time or memory")
+
+    def software(self) -> str:
+        said = self.text("framework").lower()
+        for word, name in FRAMEWORKS:
+            if word in said:
+                return name
+        if not said:
+            raise RefusedError("framework is not given")
+        raise RefusedError(f"no rules for the framework {self.text('framework')!r}")
+
+    def flops_count(self, quantity: str, software: str) -> str:
+        """Whether a source's FLOP/s count recomputation; its note says, or a rule."""
+        note = (self.text("note") + self.text("measured_quantity")).lower()
+        if "counts recompute" in note or "hfu" in note.split("mfu")[0][:60]:
+            return "hardware"
+        if quantity == "tflops" and software in ("megatron-lm", "megatron-deepspeed"):
+            self.assumed.append("FLOP/s count recomputation: Megatron-LM's formula")
+            return "hardware"
+        return "model"
+
+    # ---- the model
+
+    def model(self) -> ModelConfig:
+        name = self.text("model").lower()
+        layers, hidden = self.whole("layers"), self.whole("hidden")
+        rule = "128 columns a head" if hidden >= 2048 else "64 columns a head"
+        heads = self.whole("heads", max(1, hidden // (128 if hidden >= 2048 else 64)), rule)
+        kv = self.whole("kv_heads", heads, "as many as heads") or heads
+        gated = any(word in name for word in ACTIVATIONS)
+        ffn = self.whole("ffn_hidden", 4 * hidden, "4 * hidden") or 4 * hidden
+        vocab = self.whole("vocab", 50_257, "GPT-2's vocabulary")
+        rotary = any(word in name for word in ROTARY)
+        head_dim = 0 if hidden % heads == 0 else 128
+        for word, width in (("qwen3", 128), ("gpt-oss", 64), ("palm", 256)):
+            head_dim = width if word in name else head_dim
+        try:
+            return ModelConfig(
+                vocab_size=vocab,
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                kv_heads=kv,
+                head_dim=head_dim,
+                ffn=ffn,
+                max_seq=self.whole("seq_len"),
+                norm="rms" if gated else "layer",
+                positions="rope" if rotary else "learned",
+                activation="swiglu" if gated else "gelu",
+                bias=not gated,
+                tie_embeddings=not rotary,
+                parallel_block="palm" in name,
+            )
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+
+    def experts(self) -> Experts | None:
+        if self.whole("experts", 0) < 2:
+            return None
+        name = self.text("model").lower()
+        shared, dense = 0, 0
+        for word, (width, layers) in SHARED.items():
+            if word in name:
+                shared, dense = width, layers
+                break
+        count = self.whole("experts")
+        return Experts(
+            count=count,
+            top_k=self.whole("topk"),
+            ffn=self.whole("moe_ffn", self.whole("ffn_hidden", 0), "the MLP's width"),
+            shared_ffn=shared,
+            dense_layers=min(dense, self.whole("layers")),
+        )
+
+    # ---- the machines
+
+    def cluster(self) -> Cluster:
+        said = self.text("gpu")
+        if not said:
+            raise RefusedError("gpu is not given")
+        name = next((n for word, n in DEVICES if word in said.lower()), said)
+        try:
+            device = accelerator(name)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        devices = self.whole("n_gpus")
+        per_host = self.whole("gpus_per_node", min(device.per_host, devices), "usual")
+        per_host = min(per_host, devices)
+        if devices % per_host:
+            raise RefusedError(f"{devices} devices do not fill hosts of {per_host}")
+        made = cluster(f"{device.name}:{devices // per_host}x{per_host}")
+        network = network_bytes_per_second(self.text("interconnect"), per_host)
+        if network:
+            made = replace(made, across=Link(made.across.latency_seconds, network))
+        else:
+            self.assumed.append(f"network: {device.network_bytes_per_second:.3g} B/s")
+        if limit := re.search(r"(\d+) ?W\b", f"{said} {self.text('interconnect')}"):
+            watts = device.watts or float(limit[1])
+            # Clocks follow power with about its cube root near the limit.
+            made = replace(made, power_derate=min(1.0, (float(limit[1]) / watts) ** 0.5))
+        if "hbm2e" in said.lower() and "h100" in said.lower():
+            slower = replace(
+                device, memory_bytes_per_second=2.4e12, memory_bytes=96e9
+            )
+            made = replace(made, accelerator=slower)
+        return made
+
+    # ---- the plan
+
+    def plans(
+        self,
+        model: ModelConfig,
+        experts: Experts | None,
+        machines: Cluster,
+        software: str,
+    ) -> list[Plan]:
+        """The row's plan, or those among which the source took the best."""
+        pp, tp, cp = self.whole("pp", 1), self.whole("tp", 1), self.whole("cp", 1)
+        rest = machines.world_size // max(1, pp * tp * cp)
+        dp = self.whole("dp", rest, "what the other degrees leave") or rest
+        if pp * tp * cp * dp != machines.world_size:
+            raise RefusedError(
+                f"tp*pp*cp*dp = {tp}*{pp}*{cp}*{dp} = {tp * pp * cp * dp}, and"
+                f" n_gpus={machines.world_size}"
+            )
+        zero = self.zero(software)
+        schedule, chunks = self.schedule(pp)
+        common = dict(
+            seq=self.whole("seq_len"),
+            global_batch=self.whole("global_batch"),
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=self.whole("ep", 1),
+            schedule=schedule,
+            sequence_parallel=self.text("sequence_parallel").lower().startswith("y")
+            and tp > 1,
+            zero=zero[0],
+            shard_ranks=min(zero[1], dp * cp),
+            recompute=self.recompute(software),
+            precision=self.precision(),
+            stage_layers=self.stage_layers(model.layers, pp, software),
+        )
+        micro = self.micro_batches_of(dp)
+        stage = -(-model.layers // pp)
+        chunk_choices = chunks or [v for v in (1, 2, 3, 4, 5, 6) if stage % v == 0]
+        plans, reasons = [], []
+        for b in micro:
+            for v in chunk_choices:
+                named = "interleaved" if v > 1 else schedule
+                named = "1f1b" if v == 1 and named == "interleaved" else named
+                try:
+                    plan = Plan(micro_batch=b, interleave=v, **common | {"schedule": named})
+                    plan.check(model, machines.world_size, experts)
+                    if v > 1 and plan.micro_batches % pp:
+                        raise ValueError(f"{plan.micro_batches} micro-batches, pp={pp}")
+                    plans.append(plan)
+                except ValueError as error:
+                    reasons.append(str(error))
+        if not plans:
+            raise RefusedError(reasons[0])
+        if len(plans) > 1:
+            self.assumed.append("micro_batch or interleave_v: the fastest that fits")
+        return plans
+
+    def micro_batches_of(self, dp: int) -> list[int]:
+        if self.text("micro_batch"):
+            return [self.whole("micro_batch")]
+        share = self.whole("global_batch") / dp
+        return [b for b in (1, 2, 4, 8, 16) if share % b == 0] or [1]
+
+    def zero(self, software: str) -> tuple[int, int]:
+        """Stage, and the ranks of a sharding group (0: all)."""
+        text = self.text("zero_stage")
+        group = re.search(r"(\d+)-GPU group", text)
+        shard = int(group[1]) if group else 0
+        if match := re.match(r"\d", text):
+            return int(match[0]), shard
+        usual = 3 if software.startswith(("fsdp", "deepspeed-zero3")) else 0
+        usual = 1 if software in ("megatron-core", "internevo") else usual
+        self.assumed.append(f"zero_stage={usual}: the framework's default")
+        return usual, shard
+
+    def schedule(self, pp: int) -> tuple[str, list[int]]:
+        """Name, and the numbers of chunks it may have."""
+        said = self.text("schedule").lower()
+        if pp == 1:
+            return "1f1b", [1]
+        for word, name in (
+            ("zb-2p", "zb-h2"),
+            ("zb-1p", "zb-h1"),
+            ("zb-v", "zb-v"),
+            ("dualpipe", "zb-v"),
+            ("vocabulary-parallel", "vocab-1f1b"),
+            ("interlaced", "interlaced"),
+            ("gpipe", "gpipe"),
+        ):
+            if word in said:
+                return name, [1]
+        if "interleaved" in said or self.whole("interleave_v", 1) > 1:
+            if self.text("interleave_v"):
+                return "interleaved", [max(1, self.whole("interleave_v"))]
+            if "max v" in self.text("note"):
+                stage = -(-self.whole("layers") // pp)
+                return "interleaved", [stage]
+            return "interleaved", []
+        return "1f1b", [1]
+
+    def stage_layers(self, layers: int, pp: int, software: str) -> tuple[int, ...]:
+        said = f"{self.text('schedule')} {self.text('note')}".lower()
+        if pp > 1 and "first/last stage have one layer less" in said:
+            if (layers + 2) % pp == 0:
+                each = (layers + 2) // pp
+                return (each - 1, *[each] * (pp - 2), each - 1)
+        return ()
+
+    def recompute(self, software: str) -> Recompute:
+        said = self.text("recompute").lower()
+        for word in ("full", "selective", "none"):
+            if said.startswith(word):
+                return word  # type: ignore[return-value]
+        if said:
+            return "selective"
+        self.assumed.append("recompute=none: nothing is said")
+        return "none"
+
+    def precision(self) -> Precision:
+        said = self.text("precision").lower()
+        if "fp4" in said:
+            return "fp4"
+        if "fp8" in said:
+            return "fp8"
+        if said.startswith("fp32") or said.startswith("tf32"):
+            return "fp32"
+        return "fp16" if said.startswith("fp16") and "bf16" not in said else "bf16"
+
+
+QUANTITIES = (
+    ("layer_forward", "layer_forward_ms"),
+    ("layer_backward", "layer_backward_ms"),
+    ("activation memory", "activation_gib"),
+    ("parameter+optimizer", "state_gib"),
+    ("step_time", "step_seconds"),
+    ("tokens/s/gpu", "tokens_per_second_per_device"),
+    ("tokens/s", "tokens_per_second"),
+    ("samples/s", "samples_per_second"),
+    ("tflop/s", "tflops"),
+    ("mfu", "mfu_percent"),
+    ("hfu", "hfu_percent"),
+    ("memory", "memory_gb"),
+)
+"""Words in `measured_quantity`, and the names used here; the first one counts."""
+
+DEVICES = (
+    ("gb300", "gb300"), ("gb200", "gb200"), ("b300", "b300"), ("b200", "b200"),
+    ("h200", "h200"), ("h800", "h800"), ("h100", "h100"), ("gh200", "h200"),
+    ("a800", "a800"), ("a100", "a100"), ("v100", "v100"), ("mi355", "mi355x"),
+    ("mi325", "mi325x"), ("mi300", "mi300x"), ("mi250", "mi250x"),
+    ("tpu v5p", "tpu-v5p"), ("tpu v5e", "tpu-v5e"), ("tpu v6e", "tpu-v6e"),
+    ("tpu v4", "tpu-v4"), ("tpu v3", "tpu-v3"), ("gaudi", "gaudi2"),
+)  # fmt: skip
+"""Words in a row's `gpu`, and the accelerator."""
+
+
+def network_bytes_per_second(text: str, per_host: int) -> float | None:
+    """Network bandwidth of one device, one direction, from a source's own words."""
+    lower = text.lower()
+    if match := re.search(r"=\s*(\d+) ?gb/s per node", lower):
+        return float(match[1]) / 8 * 1e9 / per_host
+    if match := re.search(r"(\d+)x ?(?:[a-z-]+ )*(\d+) ?gb/s(?! ?per gpu)", lower):
+        unit = 1.0 if "gb/s ib" in lower and "GB/s" in text else 8.0
+        return int(match[1]) * float(match[2]) / unit * 1e9 / per_host
+    if match := re.search(r"(\d+) ?gb/s [a-z0-9 -]*per gpu", lower):
+        return float(match[1]) / 8 * 1e9
+    return None
+
+
+Chooser = Callable[[list[Plan]], Plan]

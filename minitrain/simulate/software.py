@@ -1,0 +1,167 @@
+"""What the training software decides: kernels, overlap, widths. One record for each.
+
+A simulated step is hardware and arithmetic, and what a framework makes of them. Here
+are the frameworks whose published runs chapter 16 predicts, by their documented
+behaviour, and minitrain itself. At most four numbers of a framework on an accelerator
+are fitted (`RESIDUALS` in `residuals`), and each has bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from minitrain.simulate.residuals import BOUNDS, RESIDUALS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Rules of a framework; yes and no are 1 and 0, shares are between them.
+
+    Attributes:
+        name: Key in `SOFTWARE`.
+        flash: Fused attention; without it the matrix is written to memory.
+        fused_softmax: Scale, mask and softmax are one kernel, where it is not.
+        dropout: Masks of dropout are written and read.
+        narrow: Casts to 8 bits are passes over memory (only at precision fp8).
+        kernels: Kernels that a block launches forward.
+        tensor_hidden: Share of the tensor ranks' messages behind products, forward.
+        tensor_hidden_backward: The same, backward.
+        context_hidden: Share of a block's computation behind which keys travel.
+        expert_hidden: Share of the all-to-alls hidden.
+        data_hidden: Share of the last backward pass behind which gradients travel.
+        gather_hidden: Share of a forward pass behind which weights are gathered.
+        shard_hidden: Share of a block's computation behind which ZeRO-3 travels.
+        last_bucket: Share of a message that is never hidden.
+        pipeline_hidden: Share of the messages between stages hidden in steady state.
+        scatter: Stages send 1/tp of the stream and gather it there.
+        added_bytes: Bytes a parameter moved to add a micro-batch's gradient.
+        gradient_bytes: Bytes of a gradient in messages and in memory.
+        weight_bytes: Bytes of a weight in messages and in memory.
+        reduce_bytes: Bytes of a gradient that ZeRO-3 scatters.
+        state_bytes: Bytes a parameter of optimizer state and master weights.
+        table_bytes: Bytes an element that the embedding's gradient moves.
+        loss_bytes: Bytes a logit that the loss moves forward.
+        loss_back_bytes: The same, backward.
+        update_bytes: Bytes a parameter that norm, clipping and AdamW move.
+        fixed_seconds: Of a step: logging, loss reduction, the optimizer's launches.
+        reserved_bytes: Memory of context, communicator and fragments, where the
+            reported number counts it.
+        gemm_share: Speed of products in training over that of the kernel alone.
+        traffic: Bytes moved beside products, over those that must move.
+        launch_seconds: Of a kernel, for the host.
+        network_share: Network bandwidth over the fitted one.
+        jitter: Share of the step lost for each doubling of hosts.
+    """
+
+    name: str
+    flash: float = 1
+    fused_softmax: float = 1
+    dropout: float = 0
+    narrow: float = 0
+    kernels: float = 40
+    tensor_hidden: float = 0
+    tensor_hidden_backward: float = 0.5
+    context_hidden: float = 0.8
+    expert_hidden: float = 0
+    data_hidden: float = 0
+    gather_hidden: float = 0
+    shard_hidden: float = 0.9
+    last_bucket: float = 0.05
+    pipeline_hidden: float = 0
+    scatter: float = 0
+    added_bytes: float = 5
+    gradient_bytes: float = 4
+    weight_bytes: float = 2
+    reduce_bytes: float = 4
+    state_bytes: float = 12
+    table_bytes: float = 10
+    loss_bytes: float = 40
+    loss_back_bytes: float = 14
+    update_bytes: float = 54
+    fixed_seconds: float = 0.01
+    reserved_bytes: float = 0
+    gemm_share: float = 0.95
+    traffic: float = 1.0
+    launch_seconds: float = 5e-6
+    network_share: float = 1.0
+    jitter: float = 0.003
+
+
+_megatron = Software(
+    # Narayanan et al. 2021 (arXiv:2104.04473): fused scale, mask and softmax; masks of
+    # dropout; fp32 gradients, summed after the last backward pass; scatter and gather.
+    name="megatron-lm",
+    flash=0,
+    dropout=1,
+    scatter=1,
+)
+
+_core = Software(
+    # Megatron-Core: fused kernels and loss, distributed optimizer with its messages
+    # behind backward and forward, stages' messages behind computation.
+    name="megatron-core",
+    data_hidden=0.9,
+    gather_hidden=0.9,
+    pipeline_hidden=0.9,
+    tensor_hidden=0.5,
+    tensor_hidden_backward=0.7,
+    loss_bytes=24,
+    loss_back_bytes=8,
+    update_bytes=44,
+)
+
+_fsdp = Software(
+    # PyTorch FSDP: weights gathered in bf16, gradients scattered, nothing accumulated.
+    name="fsdp",
+    loss_bytes=30,
+    update_bytes=34,
+    added_bytes=0,
+    state_bytes=12,
+    shard_hidden=0.9,
+)
+
+SOFTWARE = MappingProxyType(
+    {
+        s.name: s
+        for s in (
+            _megatron,
+            replace(_megatron, name="megatron-flash", flash=1, dropout=0),
+            replace(_megatron, name="megatron-deepspeed"),
+            replace(_megatron, name="megatron-zb"),
+            _core,
+            _fsdp,
+            replace(_fsdp, name="deepspeed-zero3", flash=0, dropout=1, added_bytes=5),
+            replace(_core, name="internevo", tensor_hidden=0),
+            replace(_core, name="maxtext", pipeline_hidden=0),
+            replace(_fsdp, name="fsdp-unfused", flash=0, dropout=1),
+            replace(_fsdp, name="minitrain", data_hidden=0.9),
+        )
+    }
+)
+
+
+def software(name: str, accelerator: str = "", precision: str = "bf16") -> Software:
+    """A framework's rules, with what was fitted for it on an accelerator.
+
+    Args:
+        name: Key in `SOFTWARE`.
+        accelerator: Name in `ACCELERATORS`; residuals of another one of the same
+            framework, or none, where nothing was fitted for it.
+        precision: Of the plan; residuals of fp8 are their own.
+
+    Raises:
+        ValueError: There is no such framework.
+    """
+    if name not in SOFTWARE:
+        raise ValueError(f"no software {name!r}: there is {', '.join(SOFTWARE)}")
+    rules = SOFTWARE[name]
+    kind = "fp8" if precision == "fp8" else "bf16"
+    fitted = RESIDUALS.get((name, accelerator, kind), {})
+    narrow = 1.0 if precision == "fp8" else 0.0
+    return replace(rules, narrow=narrow, **fitted)
+
+
+def within_bounds(fitted: dict[str, float]) -> bool:
+    """Whether fitted residuals keep their bounds."""
+    return all(BOUNDS[k][0] <= v <= BOUNDS[k][1] for k, v in fitted.items())

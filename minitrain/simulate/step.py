@@ -1,0 +1,295 @@
+"""What a training step takes, in closed form: blocks, stages, bubble, sums, update.
+
+As in `layer`, the arithmetic is NumPy's: a field of a record is a number, or an array
+with one entry for each plan. `estimate` makes the records from a model, a plan and a
+cluster; `SCHEDULES` numbers the pipeline schedules.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minitrain.simulate import layer
+from minitrain.simulate.kernels import gemm_seconds, memory_seconds
+from minitrain.simulate.network import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    reduce_scatter_seconds,
+    send_seconds,
+)
+
+BACKWARD_TRAFFIC = 1.6
+"""Bytes that norms, sums and activations move backward, over those forward: a norm
+reads two tensors and writes one instead of one and one, a gate reads three and writes
+two instead of two and one."""
+
+
+# A block, in parts
+
+
+def block_forward(s, c, w, n, soft):
+    """Seconds of one block forward: products, attention, traffic, messages, launches.
+
+    A block of experts has the router's choice, two all-to-alls and the sorting.
+    """
+    dense = layer.mlp_products_seconds(s, c, s.ffn / s.tp)
+    shared = layer.mlp_products_seconds(s, c, s.shared_ffn / s.tp)
+    routed = layer.expert_products_seconds(s, c) + np.where(s.shared_ffn > 0, shared, 0)
+    mlp = dense * (1 - s.moe) + np.where(s.moe > 0, s.moe * routed, 0)
+    products = (layer.attention_products_seconds(s, c) + mlp) / soft.gemm_share
+    core = layer.core_seconds(s, w, soft, 0)
+    moved = memory_seconds(w, soft.traffic * forward_bytes(s, soft))
+    messages = forward_messages(s, n, soft, products + core)
+    floor = soft.kernels * soft.launch_seconds
+    idle = np.maximum(0, floor - products - core - moved)
+    return products, core, moved, messages, idle
+
+
+def forward_bytes(s, soft):
+    """Bytes that a block moves forward beside its products."""
+    dense = layer.activation_bytes(s, s.ffn / s.tp)
+    width = s.expert_ffn
+    routed = layer.routed_tokens(s) * width * (2 + s.gated) * 2
+    routed = routed + layer.permuted_bytes(s)
+    shared = layer.activation_bytes(s, s.shared_ffn / s.tp)
+    mlp = dense * (1 - s.moe) + s.moe * (routed + shared)
+    return layer.stream_bytes(s, soft) + layer.narrow_bytes(s, soft) + mlp
+
+
+def forward_messages(s, n, soft, compute):
+    """Messages of a block forward that are not hidden: tensor, context, experts."""
+    tensor = 2 * layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden)
+    ring = layer.context_message_seconds(s, n)
+    context = np.maximum(ring - soft.context_hidden * compute, 0)
+    experts = s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
+    return tensor + np.where(s.cp > 1, context, 0) + np.where(s.ep > 1, experts, 0)
+
+
+def block_backward(s, c, w, n, soft):
+    """Seconds of one block backward, without what is computed again; as forward.
+
+    The exchange of a block's input gradient hides behind the product of the weight's
+    where the software overlaps the two. Gradients are added to what is there: read and
+    written at `gradient_bytes` each.
+    """
+    dense = layer.mlp_products_backward_seconds(s, c, s.ffn / s.tp)
+    shared = layer.mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
+    routed = layer.expert_products_backward_seconds(s, c)
+    routed = routed + np.where(s.shared_ffn > 0, shared, 0)
+    mlp = dense * (1 - s.moe) + np.where(s.moe > 0, s.moe * routed, 0)
+    products = (layer.attention_products_backward_seconds(s, c) + mlp) / soft.gemm_share
+    core = layer.core_seconds(s, w, soft, 1)
+    moved = soft.traffic * BACKWARD_TRAFFIC * forward_bytes(s, soft)
+    added = soft.added_bytes * s.block_parameters
+    moved = memory_seconds(w, moved + added)
+    ring = 2 * layer.context_message_seconds(s, n)
+    hidden = np.maximum(soft.tensor_hidden, soft.tensor_hidden_backward)
+    tensor = 2 * layer.tensor_message_seconds(s, n) * (1 - hidden)
+    context = np.maximum(ring - soft.context_hidden * (products + core), 0)
+    experts = s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
+    messages = tensor + np.where(s.cp > 1, context, 0) + np.where(s.ep > 1, experts, 0)
+    floor = 2 * soft.kernels * soft.launch_seconds
+    idle = np.maximum(0, floor - products - core - moved)
+    return products, core, moved, messages, idle
+
+
+def head_seconds(s, w, soft):
+    """The head and the loss, forward and backward, on the stage that has them."""
+    t, columns = layer.tokens(s), s.vocab / s.tp
+    forward = gemm_seconds(w, t, columns, s.hidden)
+    backward = layer.backward_seconds(w, t, columns, s.hidden)
+    added = soft.added_bytes * columns * s.hidden
+    f = forward / soft.gemm_share + memory_seconds(w, soft.loss_bytes * t * columns)
+    b = backward / soft.gemm_share
+    b = b + memory_seconds(w, soft.loss_back_bytes * t * columns + added)
+    return f, b
+
+
+def embedding_seconds(s, w, soft):
+    """The embedding, forward and backward: rows read, and a gradient of the table."""
+    rows = layer.tokens(s) * s.hidden * 2
+    table = soft.table_bytes * s.vocab / s.tp * s.hidden
+    return memory_seconds(w, 2 * rows), memory_seconds(w, 2 * rows + table)
+
+
+# The stages and the pipeline
+
+
+def span_seconds(s, forward, backward, weight, slowest_forward, slowest_backward):
+    """Seconds from the first micro-batch's start to the last one's end.
+
+    The slowest stage works on all micro-batches; a micro-batch passes the other stages
+    once before it begins and after it ends. What of that is saved depends on the
+    schedule: chunks (arXiv:2104.04473, section 2.2), or the gradients of weights put
+    off (Qi et al., arXiv:2401.10241, table 2).
+
+    Args:
+        s: Sizes of the step.
+        forward: Of one micro-batch in all stages together.
+        backward: The same, gradients of inputs and weights.
+        weight: The part of `backward` that gives gradients of weights.
+        slowest_forward: Of one micro-batch in the slowest stage.
+        slowest_backward: The same.
+    """
+    slowest = slowest_forward + slowest_backward
+    rest = forward + backward - slowest
+    busy = s.micro_batches * slowest
+    others = weight * (s.pp - 1) / s.pp
+    chunked = rest / s.interleave
+    h1 = np.maximum(rest - 2 * others, 0)
+    h2 = np.maximum(rest - 3 * others, 0)
+    is_interleaved = s.schedule == 2
+    is_h1 = s.schedule == 3
+    is_h2 = (s.schedule == 4) + (s.schedule == 5) > 0
+    bubble = np.where(is_interleaved, chunked, np.where(is_h1, h1, rest))
+    return busy + np.where(is_h2, h2, bubble)
+
+
+def data_seconds(s, n, soft, gradient_window, gather_window):
+    """Messages of data parallelism in a step that nothing hides.
+
+    Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter of
+    them and an all-gather of the weights, the first during the last backward pass, the
+    second during the next forward pass. Stage 3 is in `sharded_seconds`.
+    """
+    ranks = s.shard_ranks
+    inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
+    gradients = soft.gradient_bytes * s.stage_parameters
+    weights = soft.weight_bytes * s.stage_parameters
+    summed = all_reduce_seconds(n, gradients, s.dp * s.cp, layer_inside(s, n))
+    across = all_reduce_seconds(
+        n, gradients / ranks, s.dp * s.cp / ranks, layer_inside(s, n) / inside
+    )
+    scattered = reduce_scatter_seconds(n, gradients, ranks, inside)
+    scattered = scattered + np.where(ranks < s.dp * s.cp, across, 0)
+    gathered = all_gather_seconds(n, weights, ranks, inside)
+    reduced = np.where(s.zero > 0, scattered, summed)
+    late = exposed(reduced, soft.data_hidden * gradient_window, soft)
+    early = exposed(gathered, soft.gather_hidden * gather_window, soft)
+    none = s.zero > 2
+    return np.where(none, 0, late + np.where(s.zero > 0, early, 0)) * (s.dp * s.cp > 1)
+
+
+def layer_inside(s, n):
+    """Data ranks of one scale-up domain."""
+    return np.minimum(s.dp * s.cp, np.maximum(n.domain_ranks / s.tp, 1))
+
+
+def exposed(message, window, soft):
+    """What a window of computation leaves of a message; its last bucket stays."""
+    return np.maximum(message - window, message * soft.last_bucket)
+
+
+def sharded_seconds(s, n, soft, forward, backward):
+    """Messages of ZeRO-3 in one micro-batch that computation does not hide.
+
+    Each block is gathered before it is used, forward and backward, and its gradients are
+    scattered; the gather of the next block travels while this one computes.
+    """
+    inside = np.minimum(s.shard_ranks, np.maximum(n.domain_ranks / s.tp, 1))
+    weights = soft.weight_bytes * s.block_parameters
+    gradients = soft.reduce_bytes * s.block_parameters
+    gather = all_gather_seconds(n, weights, s.shard_ranks, inside)
+    scatter = reduce_scatter_seconds(n, gradients, s.shard_ranks, inside)
+    first = np.maximum(gather - soft.shard_hidden * forward, 0)
+    second = np.maximum(gather + scatter - soft.shard_hidden * backward, 0)
+    whole = s.stage_layers * (first + second) + gather
+    return np.where(s.zero > 2, whole, 0) * (s.shard_ranks > 1)
+
+
+def update_seconds(s, w, soft):
+    """The optimizer's step on the parameters that a rank owns, and the norm's passes."""
+    owned = s.stage_parameters / np.where(s.zero > 0, s.shard_ranks, 1)
+    return memory_seconds(w, soft.update_bytes * owned)
+
+
+def step_seconds(s, c, w, n, soft):
+    """Seconds of a step by part, in the order of `PARTS`; their sum is the step."""
+    fp, fc, fm, ft, fi = block_forward(s, c, w, n, soft)
+    bp, bc, bm, bt, bi = block_backward(s, c, w, n, soft)
+    again = s.recompute_full * (fp + fc + fm + ft + fi) + s.recompute_core * fc
+    forward = fp + fc + fm + ft + fi
+    backward = bp + bc + bm + bt + bi + again
+    head_f, head_b = head_seconds(s, w, soft)
+    table_f, table_b = embedding_seconds(s, w, soft)
+    spread = (s.schedule == 6) + (s.schedule == 7)
+    outside = 1 - spread * (s.pp - 1) / s.pp
+    sharded = sharded_seconds(s, n, soft, forward, backward)
+    slow_f, slow_b = slowest_stage(
+        s, forward, backward, head_f * outside, head_b * outside, table_f, table_b
+    )
+    slow_b = slow_b + sharded
+    all_f = s.layers * forward + head_f + table_f
+    all_b = s.layers * backward + head_b + table_b + s.pp * sharded
+    half = bp / 2
+    span = span_seconds(s, all_f, all_b, s.layers * half, slow_f, slow_b)
+    m = s.micro_batches
+    sends = pipeline_message_seconds(s, n, soft)
+    window = s.stage_layers * backward
+    data = data_seconds(s, n, soft, window, s.stage_layers * forward * s.gather_times)
+    update = update_seconds(s, w, soft)
+    mean_f, mean_b = all_f / s.pp, all_b / s.pp
+    busy = m * (mean_f + mean_b)
+    per = m * s.layers / s.pp
+    ends = m * (head_f + head_b + table_f + table_b) / s.pp
+    total = span + sends + data + update + soft.fixed_seconds
+    lost = total * (soft.jitter * np.log2(np.maximum(s.hosts, 1)))
+    return (
+        per * (fp + bp),
+        per * (fc + bc),
+        per * (fm + bm),
+        per * again,
+        ends,
+        per * (fi + bi),
+        per * (ft + bt),
+        span - busy,
+        sends,
+        data + m * sharded,
+        update,
+        soft.fixed_seconds + lost,
+    )
+
+
+PARTS = (
+    "matrix products",
+    "attention",
+    "norms, sums, activations",
+    "recomputation",
+    "embedding, head and loss",
+    "waiting for launches",
+    "tensor, context and expert messages",
+    "pipeline bubble",
+    "pipeline messages",
+    "data-parallel messages",
+    "optimizer",
+    "losses of the software",
+)
+"""What `step_seconds` returns, in order."""
+
+
+def slowest_stage(s, forward, backward, head_f, head_b, table_f, table_b):
+    """Forward and backward of a micro-batch in the stage that takes longest."""
+    first_f = s.first_layers * forward + table_f
+    first_b = s.first_layers * backward + table_b
+    last_f = s.last_layers * forward + head_f + np.where(s.pp > 1, 0, table_f)
+    last_b = s.last_layers * backward + head_b + np.where(s.pp > 1, 0, table_b)
+    most_f, most_b = s.stage_layers * forward, s.stage_layers * backward
+    first, last = first_f + first_b, last_f + last_b
+    by_first = first > np.maximum(last, most_f + most_b)
+    by_last = last > most_f + most_b
+    f = np.where(by_first, first_f, np.where(by_last, last_f, most_f))
+    b = np.where(by_first, first_b, np.where(by_last, last_b, most_b))
+    return f, b
+
+
+def pipeline_message_seconds(s, n, soft):
+    """What a stage waits for its neighbours' messages in a step."""
+    inside = s.tp * s.cp * s.dp < n.domain_ranks
+    scattered = np.where(s.sp + soft.scatter > 0, s.tp, 1)
+    one = send_seconds(n, layer.tokens(s) * s.hidden * 2 / scattered, inside)
+    steady = 2 * s.micro_batches * s.interleave * (1 - soft.pipeline_hidden)
+    return np.where(s.pp > 1, (steady + 2 * (s.pp - 1)) * one, 0)
+
+
+Seconds = Any
+"""A number, or an array with one entry for each plan."""
