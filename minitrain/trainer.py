@@ -163,14 +163,15 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad()
         self._check()
-        loss_sum, stops = self._sum(runtime.read(loss.sum), float(stop))
+        loss_sum = runtime.read(loss.sum, expected=0.0)
+        loss_sum, stops = self._sum(loss_sum, float(stop))
         seconds = time.perf_counter() - start
         self.done += 1
         self.tokens += tokens
         metrics = {
             "step": self.done,
             "loss": loss_sum / max(tokens, 1),
-            "gradient_norm": runtime.read(norm),
+            "gradient_norm": runtime.read(norm, expected=1.0),
             "learning_rate": rate,
             "tokens": self.tokens,
             "skipped": skipped,
@@ -188,7 +189,7 @@ class Trainer:
         parts = self._micro_batches(self.validation.next_batch(size))
         loss_fn = TokenLoss(count_tokens(parts, self.mesh))
         losses = [loss_fn(self.model(p.tokens, p.positions), p).sum for p in parts]
-        total = self._sum(sum(runtime.read(loss) for loss in losses))[0]
+        total = self._sum(sum(runtime.read(loss, expected=0.0) for loss in losses))[0]
         return total / loss_fn.divisor
 
     def save(self) -> None:
@@ -236,7 +237,11 @@ class Trainer:
         """Each value summed over all ranks."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return total.tolist()
+        ranks = runtime.world_size()
+        return [
+            runtime.read(one, expected=ranks * value)
+            for one, value in zip(total, values, strict=True)
+        ]
 
 
 def train(job: Job) -> Metrics:
@@ -330,6 +335,6 @@ def measured_peak_flops(
     best = math.inf
     for _ in range(5):
         start = time.perf_counter()
-        runtime.read((a @ a)[0, 0])
+        runtime.read((a @ a)[0, 0], expected=size)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best

@@ -79,6 +79,11 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+def simulated() -> bool:
+    """Whether the other ranks of this process's group are not really there."""
+    return dist.is_initialized() and dist.get_backend() == "fake"
+
+
 def rank() -> int:
     """This process's global rank; 0 where there is no group."""
     return dist.get_rank() if dist.is_initialized() else 0

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from minitrain.runtime.errors import RankError, StallError
 
 MAX_RANKS = 256
 MAX_SECONDS = 10_000_000
-BACKENDS = ("gloo", "nccl")
+MAX_SIMULATED = 2**20
+BACKENDS = ("gloo", "nccl", "fake")
+
+Outcomes = dict[int, dict[str, Any]]
+"""What the supervisor tells of each rank; see `server.Supervisor`."""
 
 
 def launch(
@@ -30,6 +34,7 @@ def launch(
     backend: str | None = None,
     check: bool = False,
     threads: int = 1,
+    only: Sequence[int] = (0,),
 ) -> list[Any]:
     """Run ``fn(*args)`` on ``ranks`` processes that form one process group.
 
@@ -37,16 +42,24 @@ def launch(
     or a test: it travels by value. Rank 0 prints as it goes; the lines of the others
     follow at the end, in rank order, each with its rank.
 
+    With ``backend="fake"`` the world is not there: a few of its ranks really run, each
+    in one process, on a group of ``ranks`` whose collectives return at once, and with
+    tensors that have shapes but neither memory nor values. So a program can be traced
+    as rank 5 of 16,384 would run it. What it returns holds meta tensors.
+
     Args:
-        ranks: Number of processes.
+        ranks: Number of processes; with ``"fake"``, size of the world.
         timeout: Longest wait for one message, in seconds. It does not bound the run.
-        backend: ``"gloo"`` or ``"nccl"``; by default NCCL where each rank has a GPU.
+        backend: ``"gloo"``, ``"nccl"`` or ``"fake"``; by default NCCL where each rank
+            has a GPU, else gloo.
         check: Compare operator, shape and dtype of every collective across the ranks
             before it runs. Slow, and the way to find a mismatch.
         threads: torch threads of each rank.
+        only: With ``"fake"``, the ranks that really run.
 
     Returns:
-        The values that the ranks returned, in rank order.
+        The values that the ranks returned, in rank order; with ``"fake"`` in the order
+        of ``only``.
 
     Raises:
         RankError: A rank raised an exception or died; the message names the rank
@@ -57,15 +70,16 @@ def launch(
         TypeError: ``fn`` or an argument cannot be sent to another process.
     """
     job = _job(fn, ranks, args, timeout, backend, check, threads)
+    job["played"] = played = _played(job, only)
     caller, folder = _start(job)
-    printer = _Printer(ranks)
+    printer = _Printer(played)
     with caller:
         try:
             outcomes = _follow(caller, folder, printer)
         finally:
             printer.close()
-        _raise_failure(outcomes, timeout, folder)
-        return [_load(folder, rank) for rank in range(ranks)]
+        _raise_failure(outcomes, ranks, timeout, folder)
+        return [_load(folder, rank) for rank in played]
 
 
 def _job(
@@ -81,8 +95,9 @@ def _job(
         raise TypeError(f"launch runs a function, not a {type(fn).__name__}")
     if isinstance(ranks, bool) or not isinstance(ranks, int):
         raise TypeError(f"ranks is a number of processes, not {ranks!r}")
-    if not 1 <= ranks <= MAX_RANKS:
-        raise ValueError(f"ranks={ranks}: between 1 and {MAX_RANKS} processes, please")
+    most = MAX_SIMULATED if backend == "fake" else MAX_RANKS
+    if not 1 <= ranks <= most:
+        raise ValueError(f"ranks={ranks}: between 1 and {most:,} processes, please")
     if not 0 < timeout <= MAX_SECONDS:
         raise ValueError(
             f"timeout={timeout}: more than 0 and at most {MAX_SECONDS:,} seconds"
@@ -116,6 +131,22 @@ def _job(
             "OMP_NUM_THREADS": str(threads),
         },
     }
+
+
+def _played(job: dict[str, Any], only: Sequence[int]) -> list[int]:
+    """The ranks that really run."""
+    ranks, played = job["ranks"], list(only)
+    if job["backend"] != "fake":
+        if played != [0]:
+            raise ValueError('only=...: goes with backend="fake"; others run all ranks')
+        return list(range(ranks))
+    if job["check"]:
+        raise ValueError('check=True: with backend="fake" there is nobody to compare')
+    if not 1 <= len(set(played)) == len(played) <= MAX_RANKS:
+        raise ValueError(f"only={only}: between 1 and {MAX_RANKS} different ranks")
+    if outside := [rank for rank in played if not 0 <= rank < ranks]:
+        raise ValueError(f"only={only}: {outside} are not in a world of {ranks}")
+    return played
 
 
 # ------------------------------------------------------------- the fork server
@@ -211,7 +242,7 @@ def _connect() -> tuple[socket.socket, bool]:
 # ------------------------------------------------------------------ the outcome
 
 
-def _follow(caller: socket.socket, folder: Path, printer: "_Printer") -> list[dict]:
+def _follow(caller: socket.socket, folder: Path, printer: "_Printer") -> Outcomes:
     while True:
         try:
             kind, *content = server.receive(caller)
@@ -237,20 +268,21 @@ def _load(folder: Path, rank: int) -> Any:
 class _Printer:
     """Prints rank 0 as it goes and keeps the lines of the others for the end."""
 
-    def __init__(self, ranks: int) -> None:
-        self.kept = {(r, s): bytearray() for r in range(ranks) for s in _STREAMS}
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.first = ranks[0]
+        self.kept = {(r, s): bytearray() for r in ranks for s in _STREAMS}
 
     def take(self, rank: int, stream: str, data: bytes) -> None:
         buffer = self.kept[rank, stream]
         buffer += data
-        if rank == 0:
+        if rank == self.first:
             end = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
             _write(stream, bytes(buffer[:end]))
             del buffer[:end]
 
     def close(self) -> None:
         for (rank, stream), data in self.kept.items():
-            if rank:
+            if rank != self.first:
                 for line in bytes(data).splitlines(keepends=True):
                     _write(stream, b"[rank %d] " % rank + line.rstrip(b"\n") + b"\n")
             else:
@@ -267,10 +299,12 @@ def _write(stream: str, data: bytes) -> None:
         target.flush()
 
 
-def _raise_failure(outcomes: list[dict], timeout: float, folder: Path) -> None:
+def _raise_failure(
+    outcomes: Outcomes, ranks: int, timeout: float, folder: Path
+) -> None:
     """Raise what went wrong, by its cause: a signal, an exception, a stall."""
-    dead = {r: o["exit"] for r, o in enumerate(outcomes) if _died(o)}
-    failed = {r: o["failed"] for r, o in enumerate(outcomes) if "failed" in o}
+    dead = {r: o["exit"] for r, o in outcomes.items() if _died(o)}
+    failed = {r: o["failed"] for r, o in outcomes.items() if "failed" in o}
     causes = {
         r: f
         for r, f in failed.items()
@@ -281,20 +315,20 @@ def _raise_failure(outcomes: list[dict], timeout: float, folder: Path) -> None:
         rank = min(signals)
         name = signal.Signals(-signals[rank]).name
         text = f"was killed by {_meaning(name)}{_late(outcomes[rank])}"
-        _raise_death(outcomes, rank, name, text, folder)
+        _raise_death(outcomes, ranks, rank, name, text, folder)
     if causes:
-        _raise_exception(outcomes, min(causes, key=lambda r: causes[r][0]))
+        _raise_exception(outcomes, ranks, min(causes, key=lambda r: causes[r][0]))
     if dead:
         rank, code = min(dead.items())
         late = _late(outcomes[rank]) or " before its function returned"
         text = f"left with exit code {code}{late}"
-        _raise_death(outcomes, rank, f"exit {code}", text, folder)
-    if any("stalled" in o for o in outcomes) or any(
+        _raise_death(outcomes, ranks, rank, f"exit {code}", text, folder)
+    if any("stalled" in o for o in outcomes.values()) or any(
         f[1]["timed_out"] for f in failed.values()
     ):
         _raise_stall(outcomes, timeout)
     if failed:
-        _raise_exception(outcomes, min(failed, key=lambda r: failed[r][0]))
+        _raise_exception(outcomes, ranks, min(failed, key=lambda r: failed[r][0]))
 
 
 def _died(outcome: dict[str, Any]) -> bool:
@@ -311,11 +345,11 @@ def _meaning(name: str) -> str:
     return name + more.get(name, "")
 
 
-def _raise_exception(outcomes: list[dict], rank: int) -> None:
+def _raise_exception(outcomes: Outcomes, ranks: int, rank: int) -> None:
     failure = outcomes[rank]["failed"][1]
     what = ": ".join(filter(None, (failure["type"], failure["message"])))
     raise RankError(
-        f"rank {rank} of {len(outcomes)} raised {what}",
+        f"rank {rank} of {ranks} raised {what}",
         rank,
         failure["type"],
         failure["traceback"],
@@ -324,10 +358,10 @@ def _raise_exception(outcomes: list[dict], rank: int) -> None:
 
 
 def _raise_death(
-    outcomes: list[dict], rank: int, cause: str, text: str, folder: Path
+    outcomes: Outcomes, ranks: int, rank: int, cause: str, text: str, folder: Path
 ) -> None:
     raise RankError(
-        f"rank {rank} of {len(outcomes)} {text}",
+        f"rank {rank} of {ranks} {text}",
         rank,
         cause,
         _last_position(folder / f"fault{rank}"),
@@ -335,15 +369,15 @@ def _raise_death(
     )
 
 
-def _raise_stall(outcomes: list[dict], timeout: float) -> None:
+def _raise_stall(outcomes: Outcomes, timeout: float) -> None:
     from minitrain.runtime import stall
 
     reports = {
-        r: o.get("stalled", o.get("report", (0, None)))[1]
-        for r, o in enumerate(outcomes)
+        r: (o.get("stalled") or o.get("report") or (0, None))[1]
+        for r, o in outcomes.items()
     }
     known = {r: report for r, report in reports.items() if report}
-    waiting = {r: _doing(o) for r, o in enumerate(outcomes)}
+    waiting = {r: _doing(o) for r, o in outcomes.items()}
     headline = f"no message came within {timeout:g} s"
     raise StallError(headline, waiting, stall.explain(known))
 
@@ -362,8 +396,8 @@ def _last_position(fault: Path) -> str:
     return "\n".join(["The crash, innermost line first:", *users]) if users else ""
 
 
-def _others(outcomes: list[dict], cause: int) -> dict[int, str]:
-    return {r: _doing(o) for r, o in enumerate(outcomes) if r != cause}
+def _others(outcomes: Outcomes, cause: int) -> dict[int, str]:
+    return {r: _doing(o) for r, o in outcomes.items() if r != cause}
 
 
 def _doing(outcome: dict[str, Any]) -> str:

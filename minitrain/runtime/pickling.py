@@ -37,6 +37,8 @@ class Pickler(cloudpickle.Pickler):
         special[types.CodeType] = self._reduce_code
         if torch := sys.modules.get("torch"):
             special |= {type(torch.ops): _by_name, type(torch.classes): _by_name}
+        if fakes := sys.modules.get("torch._subclasses.fake_tensor"):
+            special[fakes.FakeTensor] = _as_meta
         # In place before the C pickler looks it up, which it does once.
         self.dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(special)
         super().__init__(file, protocol=5)
@@ -54,6 +56,15 @@ class Pickler(cloudpickle.Pickler):
 
 def _by_name(namespace: types.ModuleType) -> tuple:
     return _look_up, (namespace.__name__,)
+
+
+def _as_meta(fake: Any) -> tuple:
+    """A tensor without values keeps its shape and dtype, and leaves its mode behind."""
+    return _make_meta, (tuple(fake.shape), fake.stride(), fake.dtype)
+
+
+def _make_meta(shape: tuple, stride: tuple, dtype: Any) -> Any:
+    return sys.modules["torch"].empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _look_up(name: str) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minitrain.runtime import pickling, server, stall
+from minitrain.runtime import fake, pickling, server, stall
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 INSTALLED = os.path.dirname(os.path.dirname(torch.__file__))
@@ -41,6 +41,8 @@ def main(rank: int, job: dict, control: socket.socket, folder: str) -> NoReturn:
         _join(rank, job, folder)
         helper.start()
         function, arguments = pickle.loads(job["function"])
+        if job["backend"] == "fake":
+            function = fake.player(function)
         _save(function(*arguments), os.path.join(folder, f"result{rank}"))
         helper.finish()
     except BaseException as error:
@@ -61,6 +63,9 @@ def _open_streams() -> None:
 def _join(rank: int, job: dict, folder: str) -> None:
     from minitrain.runtime import group
 
+    if job["backend"] == "fake":
+        fake.join(rank, job["ranks"])
+        return
     if job["check"]:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     store = dist.FileStore(os.path.join(folder, "store"), job["ranks"])

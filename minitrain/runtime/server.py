@@ -120,7 +120,7 @@ class Supervisor:
     """Starts the ranks of one launch, watches them, and ends them.
 
     To the caller go ``("output", rank, stream, bytes)`` as it comes, and at the end
-    one ``("end", outcomes)``. An outcome is a dict with any of the keys
+    one ``("end", outcomes)``, by rank. An outcome is a dict with any of the keys
     ``ok``, ``failed``, ``stalled``, ``report`` (as the rank sent them, with the time)
     and ``exit`` (the code with which it left too early; negative: the signal).
     """
@@ -132,7 +132,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.controls: dict[int, socket.socket] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
-        self.outcomes: list[dict[str, Any]] = [{} for _ in range(self.job["ranks"])]
+        self.outcomes: dict[int, dict[str, Any]] = {r: {} for r in self.job["played"]}
         self.ending_since: float | None = None
         self.released = False
 
@@ -140,7 +140,7 @@ class Supervisor:
         """Run the launch to its end; nothing of it is left when this returns."""
         try:
             send(self.caller, self.folder)  # the caller may have gone while we started
-            for rank in range(self.job["ranks"]):
+            for rank in self.outcomes:
                 self._start(rank)
             self.selector.register(self.caller, selectors.EVENT_READ, ("caller", 0))
             while not self._over():
@@ -212,7 +212,7 @@ class Supervisor:
         if self.ending_since is None:
             return False
         waited = time.monotonic() - self.ending_since
-        told = all(outcome for outcome in self.outcomes)
+        told = all(self.outcomes.values())
         return waited > GRACE_SECONDS or (told and waited > LOST_SECONDS)
 
     def _step(self) -> None:
@@ -225,7 +225,8 @@ class Supervisor:
             else:
                 self._forward(rank, what, key.fileobj)
         self._reap()
-        if not self.released and all("ok" in outcome for outcome in self.outcomes):
+        every = self.outcomes.values()
+        if not self.released and all("ok" in outcome for outcome in every):
             self.released = True  # nobody leaves before all are done
             self._tell("leave")
 

@@ -5,7 +5,10 @@ them. Where the library must (how many tokens went to an expert, whether a gradi
 overflowed), it asks here and says what is to be expected.
 """
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 
@@ -28,3 +31,18 @@ def read(tensor: torch.Tensor, expected: float | int | bool | None = None) -> fl
     if expected is None:
         raise ValueError("this tensor has no value, and the caller expected none")
     return expected
+
+
+def gather_objects(mine: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What every rank of the group hands in, in group order.
+
+    Ranks that are not there (a simulated group) hand in the same as this one.
+
+    Args:
+        mine: Anything that can be pickled.
+    """
+    if dist.get_backend(group) == "fake":
+        return [mine] * group.size()
+    every: list[Any] = [None] * group.size()
+    dist.all_gather_object(every, mine, group=group)
+    return every

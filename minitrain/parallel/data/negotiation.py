@@ -21,6 +21,7 @@ from minitrain import collectives
 from minitrain.parallel.data.buckets import wide
 from minitrain.parallel.data.hooks import BackwardHooks
 from minitrain.parallel.data.replicas import check_own, complete, make_equal, members
+from minitrain.runtime.group import simulated
 
 NOTHING = -1  # fills up the coordinator's answer, which always has the same size
 
@@ -57,7 +58,7 @@ def horovod(
         The same module, parameter names unchanged.
 
     Raises:
-        ValueError: as with `ddp`.
+        ValueError: as with `ddp`; and on a simulated group.
         RuntimeError: in backward, as with `ddp`; and what the thread met, such as a
             rank that does not answer.
     """
@@ -68,6 +69,11 @@ def horovod(
             f"cycle_seconds={cycle_seconds} at least 0"
         )
     group = members(group)
+    if simulated():
+        raise ValueError(
+            "horovod's ranks negotiate by the values of messages, and a simulated group"
+            " has none; use ddp"
+        )
     make_equal(model, group, axis)
     complete(model, axis)
     ranks = dist.get_process_group_ranks(group)

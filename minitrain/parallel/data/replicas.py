@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minitrain.runtime.values import gather_objects
 from minitrain.workload.step import Placement, placement
 
 
@@ -107,9 +108,10 @@ def copy_from_first(tensor: Tensor, group: dist.ProcessGroup) -> None:
     """
     if not tensor.numel():
         return
-    message = tensor.detach().contiguous()
+    held = tensor.detach()
+    message = held.contiguous()  # itself, if it is
     dist.broadcast(message, group_src=0, group=group)
-    if message.data_ptr() != tensor.data_ptr():
+    if message is not held:
         tensor.copy_(message)
 
 
@@ -119,11 +121,10 @@ def _check_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
         f"{name} {str(t.dtype)[6:]} {list(t.shape)}" + " frozen" * (not t.requires_grad)
         for name, t in named
     ]
-    every: list[list[str]] = [[]] * group.size()
-    dist.all_gather_object(every, mine, group=group)
+    every = gather_objects(mine, group)
     ranks, first = dist.get_process_group_ranks(group), every[0]
     for rank, theirs in zip(ranks, every, strict=True):
-        if theirs != first:
+        if theirs is not first and theirs != first:
             here = [text for text in theirs if text not in first][:3] or "another order"
             there = [text for text in first if text not in theirs][:3] or "the same"
             raise ValueError(

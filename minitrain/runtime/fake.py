@@ -1,0 +1,86 @@
+"""One rank of a world that is not there: a fake group, and tensors without values.
+
+The group is torch's own for such purposes: it has any size, a collective on it returns
+at once, and nothing is sent. The tensors are on the device "cpu" and take the paths of
+that device, but hold no memory: a model of any size fits.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed import device_mesh
+from torch.utils._pytree import tree_map
+
+MESH_METHODS = (
+    "__init__",
+    "__getitem__",
+    "__repr__",
+    "_flatten",
+    "_unflatten",
+    "get_group",
+)
+
+
+def join(rank: int, world_size: int) -> None:
+    """Become `rank` of a fake world, with it as the default group.
+
+    For good: this process can be nothing else afterwards.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    _let_meshes_read()
+
+
+def _let_meshes_read() -> None:
+    """A mesh reads the ranks in it, so its own tensors keep their values."""
+    for name in MESH_METHODS:
+        method = _with_values(getattr(device_mesh.DeviceMesh, name))
+        setattr(device_mesh.DeviceMesh, name, method)
+    make = _with_values(device_mesh.init_device_mesh)
+    for module in (device_mesh, torch.distributed, torch.distributed.tensor):
+        module.init_device_mesh = make  # type: ignore[attr-defined]
+
+
+def _with_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def player(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, run on tensors without values.
+
+    Tensors and modules among its arguments lose their values before it runs.
+    """
+
+    def play(*arguments: Any) -> Any:
+        # A tensor that came along in some other way is taken as if it had no values.
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            arguments = tree_map(lambda a: _without_values(a, mode), arguments)
+            return function(*arguments)
+
+    return play
+
+
+def _without_values(value: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(value, nn.Module):
+        for module in value.modules():
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        held[name] = _fake(tensor, mode)
+        return value
+    return _fake(value, mode) if isinstance(value, Tensor) else value
+
+
+def _fake(tensor: Any, mode: FakeTensorMode) -> Any:
+    return mode.from_tensor(tensor)  # remembers it: tied weights stay tied
