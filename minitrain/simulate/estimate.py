@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.simulate import step
-from minitrain.simulate.hardware import Cluster, cluster as read_cluster
-from minitrain.simulate.kernels import chip
-from minitrain.simulate.network import wires
+from minitrain.simulate import footprint, step
+from minitrain.simulate.hardware import Cluster, Link
+from minitrain.simulate.hardware import cluster as read_cluster
+from minitrain.simulate.kernels import Chip, chip
+from minitrain.simulate.network import Wires, wires
 from minitrain.simulate.plan import SCHEDULES, Experts, Plan
-from minitrain.simulate.software import Software, software as find_software
+from minitrain.simulate.software import Software
+from minitrain.simulate.software import software as find_software
 from minitrain.workload import costs, formulas
 from minitrain.workload.config import ModelConfig
 
@@ -57,6 +59,8 @@ class Sizes:
     recompute_core: Any
     block_parameters: Any
     stage_parameters: Any
+    expert_parameters: Any
+    tables: Any
     gather_times: Any
     hosts: Any
 
@@ -76,14 +80,14 @@ def sizes(
     )
     gated = int(model.activation == "swiglu")
     block = dense / plan.tp
-    moe = 0.0
+    moe, routed = 0.0, 0.0
     if experts:
         moe = (model.layers - experts.dense_layers) / model.layers
         mlp = (2 + gated) * model.hidden * model.ffn
         each = (2 + gated) * model.hidden * experts.ffn
         shared = (2 + gated) * model.hidden * experts.shared_ffn
-        routed = each * experts.count / plan.ep
-        block = (dense - moe * mlp + moe * shared) / plan.tp + moe * routed
+        routed = moe * each * experts.count / plan.ep
+        block = (dense - moe * mlp + moe * shared) / plan.tp + routed
     table = model.vocab_size * model.hidden / plan.tp
     tables = table if plan.pp > 1 or model.tie_embeddings else 2 * table
     return Sizes(
@@ -122,22 +126,262 @@ def sizes(
         recompute_core=int(plan.recompute == "selective"),
         block_parameters=block,
         stage_parameters=max(stages) * block + tables,
+        expert_parameters=routed,
+        tables=1 if model.tie_embeddings else 2,
         gather_times=1,
         hosts=hosts,
     )
 
 
-def step_parts(
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan is predicted to take.
+
+    Attributes:
+        model, experts, plan, cluster, software: What was asked.
+        step_seconds: Of one optimizer step.
+        interval: Seconds between which 80 % of measured steps should lie.
+        parts: Seconds by cause, in the order of `PARTS`; their sum is the step.
+        memory: Bytes by kind of the fullest rank, in the order of `KINDS`.
+        forward_seconds, block_backward_seconds: Of one block and one micro-batch, what
+            is computed again included.
+        block_activation_bytes, block_state_bytes: Of the first stage's blocks alone, as
+            papers state them.
+    """
+
+    model: ModelConfig
+    experts: Experts | None
+    plan: Plan
+    cluster: Cluster
+    software: Software
+    step_seconds: float
+    interval: tuple[float, float]
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+    forward_seconds: float
+    block_backward_seconds: float
+    block_activation_bytes: float
+    block_state_bytes: float
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of the fullest rank at its highest moment."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether they fit into the accelerator, with `GUARD` to spare."""
+        return self.memory_bytes <= (1 - GUARD) * self.cluster.accelerator.memory_bytes
+
+    @property
+    def model_flops(self) -> float:
+        """Operations of a step that the model needs, attention counted whole."""
+        return flops(self.model, self.experts, self.plan)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: those operations over what bf16 units could do."""
+        return self.model_flops / (self.step_seconds * _peak(self.cluster))
+
+    @property
+    def hfu(self) -> float:
+        """The same, with what is computed again counted too."""
+        plan = self.plan
+        done = flops(self.model, self.experts, plan, hardware=True)
+        return done / (self.step_seconds * _peak(self.cluster))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.plan.global_batch * self.plan.seq / self.step_seconds
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Of one device."""
+        return self.tokens_per_second / self.cluster.world_size
+
+
+GUARD = 0.05
+"""Share of the memory that a plan must leave free to count as fitting."""
+
+
+def _peak(cluster: Cluster) -> float:
+    peaks = cluster.accelerator.peak_flops
+    return cluster.world_size * peaks.get("bf16", peaks.get("fp16", 0.0))
+
+
+def flops(
+    model: ModelConfig, experts: Experts | None, plan: Plan, hardware: bool = False
+) -> float:
+    """Operations of a step, attention counted whole.
+
+    Args:
+        model: The model.
+        experts: Of its blocks, if it has any: those that a token passes are counted.
+        plan: Of the step.
+        hardware: Whether what recomputation does again is counted.
+    """
+    batch, seq = plan.global_batch, plan.seq
+    if experts:
+        matrices = 2 + int(model.activation == "swiglu")
+        passed = experts.top_k * experts.ffn + experts.shared_ffn
+        sparse = model.layers - experts.dense_layers
+        more = matrices * model.hidden * (passed - model.ffn) * sparse
+        extra = formulas.matmul_flops(batch * seq, more)
+    else:
+        extra = 0
+    head = formulas.matmul_flops(batch * seq, model.hidden * model.vocab_size)
+    core = formulas.attention_flops(batch, seq, model.heads, model.head_dim)
+    forward = costs.forward_flops(model, batch, seq) + extra
+    again = 0.0
+    if hardware:
+        again = {"full": forward - head, "selective": core * model.layers}.get(
+            plan.recompute, 0.0
+        )
+    return 3 * forward + again
+
+
+def estimate(
     model: ModelConfig,
     plan: Plan,
     cluster: Cluster | str,
-    soft: Software,
+    software: Software | str = "megatron-core",
     experts: Experts | None = None,
-) -> dict[str, float]:
+) -> Estimate:
+    """Predict a training step in closed form.
+
+    Args:
+        model: To be trained.
+        plan: Its layout, batch and precision.
+        cluster: Or its description, as `minitrain.simulate.cluster` reads it.
+        software: A framework's name in `SOFTWARE`, or a record of one.
+        experts: What replaces the MLP, in a mixture of experts.
+
+    Raises:
+        ValueError: The plan cannot be run; the message names the numbers.
+    """
     cluster = read_cluster(cluster) if isinstance(cluster, str) else cluster
+    plan.check(model, cluster.world_size, experts)
+    if isinstance(software, str):
+        software = find_software(software, cluster.accelerator.name, plan.precision)
     s = sizes(model, plan, cluster.hosts, experts)
-    c = chip(cluster.accelerator, plan.precision)
-    w = chip(cluster.accelerator, "bf16" if plan.precision == "fp8" else plan.precision)
-    n = wires(cluster)
-    parts = step.step_seconds(s, c, w, n, soft)
-    return dict(zip(step.PARTS, map(float, parts), strict=True))
+    records = machine_records(cluster, plan.precision, software)
+    parts = step.step_seconds(s, *records, software)
+    total = float(sum(parts))
+    kinds = footprint.rank_bytes(s, software)
+    forward = step.block_forward(s, *records, software)
+    backward = step.block_backward(s, *records, software)
+    low, high = interval(total, cluster, plan, experts)
+    return Estimate(
+        model=model,
+        experts=experts,
+        plan=plan,
+        cluster=cluster,
+        software=software,
+        step_seconds=total,
+        interval=(low, high),
+        parts=dict(zip(step.PARTS, map(float, parts), strict=True)),
+        memory=dict(zip(footprint.KINDS, map(float, kinds), strict=True)),
+        forward_seconds=float(sum(forward)),
+        block_backward_seconds=float(
+            sum(backward)
+            + s.recompute_full * sum(forward)
+            + s.recompute_core * forward[1]
+        ),
+        block_activation_bytes=float(
+            footprint.waiting_micro_batches(s)
+            * s.first_layers
+            * footprint.kept_bytes(s, software)
+        ),
+        block_state_bytes=float(
+            s.first_layers
+            * s.block_parameters
+            * (software.weight_bytes + software.gradient_bytes + software.state_bytes)
+        ),
+    )
+
+
+def machine_records(
+    cluster: Cluster, precision: str, software: Software
+) -> tuple[Chip, Chip, Wires]:
+    """The accelerator at the products' precision and at the wide one, and the links."""
+    derate = cluster.power_derate
+    wide = "bf16" if precision in ("fp8", "fp4") else precision
+    slower = replace(
+        cluster,
+        across=Link(
+            cluster.across.latency_seconds,
+            cluster.across.bytes_per_second * software.network_share,
+        ),
+    )
+    return (
+        chip(cluster.accelerator, precision, derate),
+        chip(cluster.accelerator, wide, derate),
+        wires(slower),
+    )
+
+
+def interval(
+    seconds: float, cluster: Cluster, plan: Plan, experts: Experts | None
+) -> tuple[float, float]:
+    """Seconds between which 80 % of measured steps should lie.
+
+    The half width is relative: what predictions of the calibration rows missed by (their
+    80th percentile), wider where experts route, where the precision is narrow, and where
+    the accelerator's kernels were not measured.
+    """
+    known = chip(cluster.accelerator, plan.precision).measured > 0
+    half = HALF_WIDTH * (1.0 if known else 1.6)
+    half = half * (1.7 if experts else 1.0)
+    return seconds * (1 - half), seconds * (1 + half)
+
+
+HALF_WIDTH = 0.08
+"""Of the 80 % interval, relative, for a dense model on a measured accelerator."""
+
+
+def sweep(
+    model: ModelConfig,
+    plans: Sequence[Plan],
+    cluster: Cluster | str,
+    software: str = "megatron-core",
+    experts: Experts | None = None,
+) -> dict[str, np.ndarray]:
+    """Predict many plans of one precision at once.
+
+    Returns:
+        `step_seconds`, `memory_bytes`, and `parts` [part, plan].
+
+    Raises:
+        ValueError: A plan cannot be run, or precisions differ.
+    """
+    cluster = read_cluster(cluster) if isinstance(cluster, str) else cluster
+    if len({plan.precision for plan in plans}) != 1:
+        raise ValueError("sweep takes plans of one precision")
+    for plan in plans:
+        plan.check(model, cluster.world_size, experts)
+    columns = [sizes(model, plan, cluster.hosts, experts) for plan in plans]
+    return evaluate(stack(columns), cluster, plans[0].precision, software)
+
+
+def stack(rows: Sequence[Sizes]) -> Sizes:
+    """Many steps as one record of arrays."""
+    names = [f.name for f in fields(Sizes)]
+    table = np.array([[getattr(row, n) for n in names] for row in rows], dtype=float)
+    return Sizes(**dict(zip(names, table.T, strict=True)))
+
+
+def evaluate(
+    s: Sizes, cluster: Cluster, precision: str, software: str
+) -> dict[str, np.ndarray]:
+    """Times and bytes of a record of arrays; nothing is checked."""
+    soft = find_software(software, cluster.accelerator.name, precision)
+    records = machine_records(cluster, precision, soft)
+    parts = np.stack(np.broadcast_arrays(*step.step_seconds(s, *records, soft)))
+    kinds = np.stack(np.broadcast_arrays(*footprint.rank_bytes(s, soft)))
+    return {
+        "step_seconds": parts.sum(axis=0),
+        "memory_bytes": kinds.sum(axis=0),
+        "parts": parts,
+        "kinds": kinds,
+    }

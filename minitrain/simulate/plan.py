@@ -21,13 +21,15 @@ SCHEDULES = (
     "zb-h1",
     "zb-h2",
     "zb-v",
-    "vocab-1f1b",
+    "vocab-1",
+    "vocab-2",
     "interlaced",
 )
 """Pipeline schedules by name; the position is the number that the closed forms read.
 
-`vocab-1f1b` spreads embedding and head over all stages with passes of their own (Yeung
-et al., arXiv:2411.05288); `interlaced` does so with a barrier (nnScaler)."""
+`vocab-1` and `vocab-2` spread embedding and head over all stages, in passes of their own
+with two barriers or one (arXiv:2411.05288); `interlaced` does it in step with the others
+(nnScaler)."""
 
 
 @dataclass(frozen=True, kw_only=True)

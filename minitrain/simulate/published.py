@@ -372,7 +372,9 @@ class _Reader:
             ("zb-1p", "zb-h1"),
             ("zb-v", "zb-v"),
             ("dualpipe", "zb-v"),
-            ("vocabulary-parallel", "vocab-1f1b"),
+            ("passes (2 barriers", "vocab-1"),
+            ("passes (1 barrier", "vocab-2"),
+            ("vocabulary-parallel", "vocab-1"),
             ("interlaced", "interlaced"),
             ("gpipe", "gpipe"),
         ):
@@ -381,18 +383,20 @@ class _Reader:
         if "interleaved" in said or self.whole("interleave_v", 1) > 1:
             if self.text("interleave_v"):
                 return "interleaved", [max(1, self.whole("interleave_v"))]
-            if "max v" in self.text("note"):
+            if "zb" in self.text("framework").lower():
                 stage = -(-self.whole("layers") // pp)
                 return "interleaved", [stage]
             return "interleaved", []
         return "1f1b", [1]
 
     def stage_layers(self, layers: int, pp: int, software: str) -> tuple[int, ...]:
-        said = f"{self.text('schedule')} {self.text('note')}".lower()
-        if pp > 1 and "first/last stage have one layer less" in said:
-            if (layers + 2) % pp == 0:
-                each = (layers + 2) // pp
-                return (each - 1, *[each] * (pp - 2), each - 1)
+        """Blocks of each stage, where the framework does not split them evenly."""
+        if software == "megatron-zb" and pp > 1 and (layers + 2) % pp == 0:
+            self.assumed.append("first and last stage have one block less")
+            each = (layers + 2) // pp
+            return (each - 1, *[each] * (pp - 2), each - 1)
+        if "redistributed" in self.text("schedule"):
+            return ()  # the split that `balanced` finds; see `plans`
         return ()
 
     def recompute(self, software: str) -> Recompute:

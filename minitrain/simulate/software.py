@@ -43,6 +43,9 @@ class Software:
         table_bytes: Bytes an element that the embedding's gradient moves.
         loss_bytes: Bytes a logit that the loss moves forward.
         loss_back_bytes: The same, backward.
+        logit_bytes: Bytes a logit that are alive at once in the loss.
+        working: Of a block's activations, what is alive beside them in its backward.
+        shards_input: With full recomputation a block's input is split over tp.
         update_bytes: Bytes a parameter that norm, clipping and AdamW move.
         fixed_seconds: Of a step: logging, loss reduction, the optimizer's launches.
         reserved_bytes: Memory of context, communicator and fragments, where the
@@ -78,6 +81,9 @@ class Software:
     table_bytes: float = 10
     loss_bytes: float = 40
     loss_back_bytes: float = 14
+    logit_bytes: float = 10
+    working: float = 0.5
+    shards_input: float = 0
     update_bytes: float = 54
     fixed_seconds: float = 0.01
     reserved_bytes: float = 0

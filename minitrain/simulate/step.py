@@ -212,7 +212,7 @@ def step_seconds(s, c, w, n, soft):
     backward = bp + bc + bm + bt + bi + again
     head_f, head_b = head_seconds(s, w, soft)
     table_f, table_b = embedding_seconds(s, w, soft)
-    spread = (s.schedule == 6) + (s.schedule == 7)
+    spread = (s.schedule == 6) + (s.schedule == 7) + (s.schedule == 8)
     outside = 1 - spread * (s.pp - 1) / s.pp
     sharded = sharded_seconds(s, n, soft, forward, backward)
     slow_f, slow_b = slowest_stage(
