@@ -266,11 +266,11 @@ def estimate(
         software = find_software(software, cluster.accelerator.name, plan.precision)
     s = sizes(model, plan, cluster.hosts, experts)
     records = machine_records(cluster, plan.precision, software)
-    parts = step.step_seconds(s, *records, software)
-    total = float(sum(parts))
-    kinds = footprint.rank_bytes(s, software)
     forward = step.block_forward(s, *records, software)
     backward = step.block_backward(s, *records, software)
+    parts = step.assembled_seconds(s, *records[1:], software, forward, backward)
+    total = float(sum(parts))
+    kinds = footprint.rank_bytes(s, software)
     low, high = interval(total, cluster, plan, experts)
     return Estimate(
         model=model,
@@ -365,10 +365,15 @@ def sweep(
 
 
 def stack(rows: Sequence[Sizes]) -> Sizes:
-    """Many steps as one record of arrays."""
+    """Many steps as one record: a number where all agree, else an array."""
     names = [f.name for f in fields(Sizes)]
     table = np.array([[getattr(row, n) for n in names] for row in rows], dtype=float)
-    return Sizes(**dict(zip(names, table.T, strict=True)))
+    same = (table == table[0]).all(axis=0)
+    columns = [
+        float(column[0]) if one else np.ascontiguousarray(column)
+        for column, one in zip(table.T, same, strict=True)
+    ]
+    return Sizes(**dict(zip(names, columns, strict=True)))
 
 
 def evaluate(

@@ -83,6 +83,28 @@ def mlp_products_backward_seconds(s, c, width):
     return up + backward_seconds(c, t, s.hidden, width)
 
 
+def mlp_seconds(s, c):
+    """Forward products of a block's MLP, or of its experts, on average over blocks."""
+    dense = mlp_products_seconds(s, c, s.ffn / s.tp)
+    if not s.moe:
+        return dense
+    routed = expert_products_seconds(s, c)
+    if s.shared_ffn:
+        routed = routed + mlp_products_seconds(s, c, s.shared_ffn / s.tp)
+    return dense * (1 - s.moe) + routed * s.moe
+
+
+def mlp_backward_seconds(s, c):
+    """Their gradients."""
+    dense = mlp_products_backward_seconds(s, c, s.ffn / s.tp)
+    if not s.moe:
+        return dense
+    routed = expert_products_backward_seconds(s, c)
+    if s.shared_ffn:
+        routed = routed + mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
+    return dense * (1 - s.moe) + routed * s.moe
+
+
 def routed_tokens(s):
     """Tokens that the experts of a rank receive: every token goes to top_k of them."""
     return stream_tokens(s) * s.top_k * s.imbalance
@@ -112,23 +134,17 @@ def expert_products_backward_seconds(s, c):
 
 def core_seconds(s, w, soft, backward):
     """Attention without its projections: fused, or with its matrix in memory."""
-    heads, kv_heads = s.heads / s.tp, np.maximum(s.kv_heads / s.tp, 1)
-    rows = s.seq / s.cp
-    fused = attention_seconds(
-        w, s.micro_batch, heads, kv_heads, rows, s.seq, s.head_dim, 1, backward
+    batch, heads = s.micro_batch, s.heads / s.tp
+    rows, width = s.seq / s.cp, s.head_dim
+    if soft.flash:
+        keys = np.maximum(s.kv_heads / s.tp, 1)
+        return attention_seconds(
+            w, batch, heads, keys, rows, s.seq, width, 1, backward
+        )
+    fused, dropout = soft.fused_softmax, soft.dropout
+    return unfused_attention_seconds(
+        w, batch, heads, rows, s.seq, width, fused, dropout, backward
     )
-    unfused = unfused_attention_seconds(
-        w,
-        s.micro_batch,
-        heads,
-        rows,
-        s.seq,
-        s.head_dim,
-        soft.fused_softmax,
-        soft.dropout,
-        backward,
-    )
-    return np.where(soft.flash > 0, fused, unfused)
 
 
 # Everything else that moves bytes
@@ -151,6 +167,17 @@ def stream_bytes(s, soft):
 def activation_bytes(s, width):
     """Bytes of an activation function of so many columns, forward."""
     return tokens(s) * width * (2 + s.gated) * 2
+
+
+def moved_bytes(s, soft):
+    """Bytes that a block moves forward beside its products."""
+    moved = stream_bytes(s, soft) + narrow_bytes(s, soft)
+    dense = activation_bytes(s, s.ffn / s.tp)
+    if not s.moe:
+        return moved + dense
+    routed = routed_tokens(s) * s.expert_ffn * (2 + s.gated) * 2 + permuted_bytes(s)
+    shared = activation_bytes(s, s.shared_ffn / s.tp)
+    return moved + dense * (1 - s.moe) + s.moe * (routed + shared)
 
 
 def permuted_bytes(s):

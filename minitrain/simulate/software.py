@@ -51,7 +51,8 @@ class Software:
         reserved_bytes: Memory of context, communicator and fragments, where the
             reported number counts it.
         gemm_share: Speed of products in training over that of the kernel alone.
-        traffic: Bytes moved beside products, over those that must move.
+        traffic: Bytes moved beside products, over those that must move, forward.
+        traffic_backward: The same, backward, over those forward.
         launch_seconds: Of a kernel, for the host.
         network_share: Network bandwidth over the fitted one.
         jitter: Share of the step lost for each doubling of hosts.
@@ -89,6 +90,7 @@ class Software:
     reserved_bytes: float = 0
     gemm_share: float = 0.95
     traffic: float = 1.0
+    traffic_backward: float = 1.6
     launch_seconds: float = 5e-6
     network_share: float = 1.0
     jitter: float = 0.003

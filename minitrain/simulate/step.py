@@ -18,51 +18,33 @@ from minitrain.simulate.network import (
     send_seconds,
 )
 
-BACKWARD_TRAFFIC = 1.6
-"""Bytes that norms, sums and activations move backward, over those forward: a norm
-reads two tensors and writes one instead of one and one, a gate reads three and writes
-two instead of two and one."""
-
-
 # A block, in parts
 
 
 def block_forward(s, c, w, n, soft):
-    """Seconds of one block forward: products, attention, traffic, messages, launches.
-
-    A block of experts has the router's choice, two all-to-alls and the sorting.
-    """
-    dense = layer.mlp_products_seconds(s, c, s.ffn / s.tp)
-    shared = layer.mlp_products_seconds(s, c, s.shared_ffn / s.tp)
-    routed = layer.expert_products_seconds(s, c) + np.where(s.shared_ffn > 0, shared, 0)
-    mlp = dense * (1 - s.moe) + np.where(s.moe > 0, s.moe * routed, 0)
-    products = (layer.attention_products_seconds(s, c) + mlp) / soft.gemm_share
+    """Seconds of one block forward: products, attention, traffic, messages, launches."""
+    products = layer.attention_products_seconds(s, c) + layer.mlp_seconds(s, c)
+    products = products / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 0)
-    moved = memory_seconds(w, soft.traffic * forward_bytes(s, soft))
-    messages = forward_messages(s, n, soft, products + core)
+    moved = memory_seconds(w, soft.traffic * layer.moved_bytes(s, soft))
+    tensor = layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden)
+    ring = layer.context_message_seconds(s, n)
+    messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
+    if s.moe:
+        messages = messages + experts_messages(s, n, soft)
     floor = soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
     return products, core, moved, messages, idle
 
 
-def forward_bytes(s, soft):
-    """Bytes that a block moves forward beside its products."""
-    dense = layer.activation_bytes(s, s.ffn / s.tp)
-    width = s.expert_ffn
-    routed = layer.routed_tokens(s) * width * (2 + s.gated) * 2
-    routed = routed + layer.permuted_bytes(s)
-    shared = layer.activation_bytes(s, s.shared_ffn / s.tp)
-    mlp = dense * (1 - s.moe) + s.moe * (routed + shared)
-    return layer.stream_bytes(s, soft) + layer.narrow_bytes(s, soft) + mlp
+def experts_messages(s, n, soft):
+    """Two all-to-alls of a block's routed tokens: to the experts and back."""
+    return s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
 
 
-def forward_messages(s, n, soft, compute):
-    """Messages of a block forward that are not hidden: tensor, context, experts."""
-    tensor = 2 * layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden)
-    ring = layer.context_message_seconds(s, n)
-    context = np.maximum(ring - soft.context_hidden * compute, 0)
-    experts = s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
-    return tensor + np.where(s.cp > 1, context, 0) + np.where(s.ep > 1, experts, 0)
+def hidden_behind(message, window):
+    """What a window of computation leaves of a message."""
+    return np.maximum(message - window, 0)
 
 
 def block_backward(s, c, w, n, soft):
@@ -70,24 +52,18 @@ def block_backward(s, c, w, n, soft):
 
     The exchange of a block's input gradient hides behind the product of the weight's
     where the software overlaps the two. Gradients are added to what is there: read and
-    written at `gradient_bytes` each.
+    written at `added_bytes` a parameter.
     """
-    dense = layer.mlp_products_backward_seconds(s, c, s.ffn / s.tp)
-    shared = layer.mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
-    routed = layer.expert_products_backward_seconds(s, c)
-    routed = routed + np.where(s.shared_ffn > 0, shared, 0)
-    mlp = dense * (1 - s.moe) + np.where(s.moe > 0, s.moe * routed, 0)
-    products = (layer.attention_products_backward_seconds(s, c) + mlp) / soft.gemm_share
+    products = layer.attention_products_backward_seconds(s, c)
+    products = (products + layer.mlp_backward_seconds(s, c)) / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 1)
-    moved = soft.traffic * BACKWARD_TRAFFIC * forward_bytes(s, soft)
-    added = soft.added_bytes * s.block_parameters
-    moved = memory_seconds(w, moved + added)
+    moved = soft.traffic_backward * layer.moved_bytes(s, soft)
+    moved = memory_seconds(w, moved + soft.added_bytes * s.block_parameters)
+    tensor = layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden_backward)
     ring = 2 * layer.context_message_seconds(s, n)
-    hidden = np.maximum(soft.tensor_hidden, soft.tensor_hidden_backward)
-    tensor = 2 * layer.tensor_message_seconds(s, n) * (1 - hidden)
-    context = np.maximum(ring - soft.context_hidden * (products + core), 0)
-    experts = s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
-    messages = tensor + np.where(s.cp > 1, context, 0) + np.where(s.ep > 1, experts, 0)
+    messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
+    if s.moe:
+        messages = messages + experts_messages(s, n, soft)
     floor = 2 * soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
     return products, core, moved, messages, idle
@@ -205,8 +181,15 @@ def update_seconds(s, w, soft):
 
 def step_seconds(s, c, w, n, soft):
     """Seconds of a step by part, in the order of `PARTS`; their sum is the step."""
-    fp, fc, fm, ft, fi = block_forward(s, c, w, n, soft)
-    bp, bc, bm, bt, bi = block_backward(s, c, w, n, soft)
+    f = block_forward(s, c, w, n, soft)
+    b = block_backward(s, c, w, n, soft)
+    return assembled_seconds(s, w, n, soft, f, b)
+
+
+def assembled_seconds(s, w, n, soft, block_f, block_b):
+    """The same, from what a block takes forward and backward."""
+    fp, fc, fm, ft, fi = block_f
+    bp, bc, bm, bt, bi = block_b
     again = s.recompute_full * (fp + fc + fm + ft + fi) + s.recompute_core * fc
     forward = fp + fc + fm + ft + fi
     backward = bp + bc + bm + bt + bi + again
