@@ -33,9 +33,10 @@ Change = tuple[float, str, int]
 class _Storage:
     """What is known of one storage. `found`: it was there before we looked."""
 
-    __slots__ = ("forward", "found", "kind", "nbytes", "watch")
+    __slots__ = ("forward", "found", "kind", "nbytes", "number", "watch")
 
     def __init__(self, kind: int, nbytes: int, found: bool, forward: bool) -> None:
+        self.number = -1
         self.kind = kind
         self.nbytes = nbytes
         self.found = found
@@ -55,10 +56,15 @@ class Storages:
 
     Args:
         now: The clock, in seconds since the trace began.
+        freed: Is told the number of each storage that goes.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], freed: Callable[[int], None] | None = None
+    ) -> None:
         self._now = now
+        self._freed = freed
+        self._met = 0
         self._live: dict[int, _Storage] = {}
         self._changes: list[tuple[float, _Storage, int]] = []
 
@@ -91,6 +97,8 @@ class Storages:
         self, storage: torch.UntypedStorage, found: bool, forward: bool
     ) -> _Storage:
         known = _Storage(OTHER, storage.nbytes(), found, forward)
+        known.number = self._met
+        self._met += 1
         # The Python object of a storage lives as long as the memory it stands for.
         known.watch = _Watch(storage, self._free)
         known.watch.address = storage._cdata
@@ -102,6 +110,8 @@ class Storages:
         known = self._live.pop(watch.address, None)
         if known is not None:
             self._changes.append((self._now(), known, -known.nbytes))
+            if self._freed is not None:
+                self._freed(known.number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Account for a storage that may have been resized in place."""

@@ -28,16 +28,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minitrain.runtime import memory
+from minitrain.runtime import operators as program
 from minitrain.runtime.memory import Change, Storages, local
 from minitrain.runtime.messages import Message, flat, read_call
+from minitrain.runtime.operators import Program
 
 
 @contextlib.contextmanager
-def record(rank: int) -> Iterator[Recorder]:
+def record(rank: int, operators: bool = False) -> Iterator[Recorder]:
     """Record all that this thread, and the backward passes it starts, does.
 
     Args:
         rank: Global rank of this process.
+        operators: Whether to keep the program too: operators, starts and waits.
 
     Raises:
         RuntimeError: If a recorder is already running in this process.
@@ -47,7 +50,7 @@ def record(rank: int) -> Iterator[Recorder]:
             "a trace is already running in this process: two would each miss what"
             " the other sees, so end the outer one first"
         )
-    recorder = Recorder(rank)
+    recorder = Recorder(rank, operators)
     with recorder, _patched(recorder), _hooked(recorder):
         yield recorder
 
@@ -55,10 +58,11 @@ def record(rank: int) -> Iterator[Recorder]:
 class _Pending:
     """A call that was made, until we know when it was complete."""
 
-    __slots__ = ("end", "message", "waited", "work")
+    __slots__ = ("end", "message", "number", "waited", "work")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, number: int) -> None:
         self.message = message
+        self.number = number
         self.end: float | None = None
         self.waited = 0.0
         self.work: c10d.Work | None = None
@@ -72,6 +76,9 @@ class _Pending:
 class _Operator(NamedTuple):
     """What the recorder needs to know of an operator; worked out once for each."""
 
+    name: str
+    works: bool  # moves data
+    changed: tuple[int, ...]  # places of the arguments that it writes to
     communicates: bool
     waits: bool
     makes: bool  # returns at least one new storage
@@ -81,7 +88,11 @@ class _Operator(NamedTuple):
 
 def _describe(func: Any) -> _Operator:
     schema, name = func._schema, func._schema.name
+    works, changed = program.works(schema)
     return _Operator(
+        name=name,
+        works=works,
+        changed=changed,
         communicates=func.namespace in ("c10d", "_c10d_functional"),
         waits=name == "_c10d_functional::wait_tensor",
         makes=any(r.alias_info is None for r in schema.returns),
@@ -94,12 +105,16 @@ def _describe(func: Any) -> _Operator:
 class Recorder(TorchDispatchMode):
     """The mode. Times are seconds since it was made."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, operators: bool = False) -> None:
         super().__init__()
         self.rank = rank
         begin = time.perf_counter()
         self.now: Callable[[], float] = lambda: time.perf_counter() - begin
-        self.storages = Storages(self.now)
+        self.program: Program | None = [] if operators else None
+        self.storages = Storages(self.now, self._freed if operators else None)
+        self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.numbers: dict[int, int] = {}  # of messages, by id of their Work
+        self.stepping = False
         self.pending: list[_Pending] = []
         self.works: dict[int, _Pending] = {}  # by id of the Work, while it runs
         self.promises: dict[int, _Pending] = {}  # by storage of a functional result
@@ -137,6 +152,8 @@ class Recorder(TorchDispatchMode):
         if operator.resizes:
             for tensor in flat((*args, *kwargs.values())):
                 self.storages.resized(tensor.untyped_storage())
+        if self.program is not None and operator.works:
+            self._note(operator, args, kwargs, out, backward)
         return out
 
     def _wraps(self, cls: type) -> bool:
@@ -147,6 +164,40 @@ class Recorder(TorchDispatchMode):
             wraps = own not in (None, torch._C._disabled_torch_dispatch_impl)
             wraps = self.wrappers[cls] = wraps and not issubclass(cls, FakeTensor)
         return wraps
+
+    # The program
+
+    def _note(
+        self, operator: _Operator, args: Any, kwargs: Any, out: Any, backward: bool
+    ) -> None:
+        """Append an operator to the program."""
+        inputs = list(flat((*args, *kwargs.values())))
+        if self.stepping:
+            phase = program.OPTIMIZER
+        elif backward:
+            phase = program.BACKWARD
+        elif torch._C._current_graph_task_id() != -1:
+            phase = program.RECOMPUTE
+        else:
+            trains = any(t.requires_grad for t in inputs)
+            phase = program.FORWARD if trains else program.OTHER
+        changed = flat([args[i] for i in operator.changed if i < len(args)])
+        outputs = [*flat(out), *changed]
+        pieces = [[self._piece(t) for t in some] for some in (inputs, outputs)]
+        entry = program.describe(operator.name, phase, args, *pieces)
+        assert self.program is not None
+        self.program.append(entry)
+
+    def _piece(self, tensor: Tensor) -> program.Piece:
+        return program.piece(tensor, self.storages.see(tensor).number)
+
+    def _freed(self, storage: int) -> None:
+        assert self.program is not None
+        self.program.append(program.Free(storage))
+
+    def _awaited(self, message: int) -> None:
+        if self.program is not None:
+            self.program.append(program.Await(message))
 
     # Memory
 
@@ -189,6 +240,7 @@ class Recorder(TorchDispatchMode):
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Step hook: what an optimizer steps are parameters and gradients."""
+        self.stepping = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._meet_parameter(parameter)
@@ -197,6 +249,7 @@ class Recorder(TorchDispatchMode):
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Step hook: what an optimizer keeps is its state."""
+        self.stepping = False
         for state in optimizer.state.values():
             for tensor in flat(list(state.values()) if isinstance(state, dict) else ()):
                 self.storages.see(local(tensor), memory.STATE)
@@ -223,6 +276,7 @@ class Recorder(TorchDispatchMode):
             if made := self.promises.pop(key, None):
                 made.end = self.now()
                 made.waited += made.end - start
+                self._awaited(made.number)
             return out
         calls = read_call(func, args, kwargs) or []
         caller, entry = _caller()
@@ -235,9 +289,13 @@ class Recorder(TorchDispatchMode):
             async_ = call.async_op
             if async_ is None:  # send or isend? The dispatcher does not say
                 async_ = entry not in ("send", "recv", "barrier", "monitored_barrier")
-            made = _Pending(call.message(self.rank, start, caller, async_))
+            call = call._replace(group=self.groups.setdefault(call.group, call.group))
+            message = call.message(self.rank, start, caller, async_)
+            made = _Pending(message, len(self.pending))
             made.waited = returned - start
             self.pending.append(made)
+            if self.program is not None:
+                self.program.append(program.Start(made.number))
             self._follow(made, out)
         return out
 
@@ -250,10 +308,12 @@ class Recorder(TorchDispatchMode):
         elif isinstance(last, torch.ScriptObject):
             work = made.work = c10d.Work.unbox(last)
             self.works[id(work)] = made
+            self.numbers[id(work)] = made.number
             with contextlib.suppress(RuntimeError):  # send and recv have no future
                 work.get_future().add_done_callback(lambda _: self._complete(made))
         else:
             made.end = self.now()
+            self._awaited(made.number)
 
     def _complete(self, made: _Pending) -> None:
         """Note the end, and let go of the Work: it would keep the tensors alive."""
@@ -266,6 +326,9 @@ class Recorder(TorchDispatchMode):
     def wait(self, wait: Callable[..., Any], work: Any, *args: Any, **kw: Any) -> Any:
         """`Work.wait`, timed."""
         made, start = self.works.get(id(work)), self.now()
+        number = self.numbers.pop(id(work), None)
+        if number is not None:
+            self._awaited(number)
         out = wait(work, *args, **kw)
         if made is not None:
             made.waited += self.now() - start
@@ -282,10 +345,9 @@ class Recorder(TorchDispatchMode):
 @contextlib.contextmanager
 def _patched(recorder: Recorder) -> Iterator[None]:
     """See what the dispatcher does not show: waits, and storages being resized."""
-    wait, resize = c10d.Work.wait, torch.UntypedStorage.resize_
-
-    def traced_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.wait(wait, work, *args, **kwargs)
+    resize = torch.UntypedStorage.resize_
+    # A fake group's Work is a class of its own, with a wait of its own.
+    waits = [(cls, cls.wait) for cls in (c10d.Work, c10d.FakeWork)]
 
     def traced_resize(storage: torch.UntypedStorage, size: int) -> Any:
         recorder.storages.resized(storage)
@@ -293,14 +355,23 @@ def _patched(recorder: Recorder) -> Iterator[None]:
         recorder.storages.resized(storage)
         return out
 
-    traced_wait.recorder = recorder  # type: ignore[attr-defined]
-    c10d.Work.wait = traced_wait  # type: ignore[assignment, method-assign]
+    for cls, wait in waits:
+        cls.wait = _traced(wait, recorder)  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = traced_resize  # type: ignore[assignment]
     try:
         yield
     finally:
-        c10d.Work.wait = wait  # type: ignore[method-assign]
+        for cls, wait in waits:
+            cls.wait = wait  # type: ignore[method-assign]
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+def _traced(wait: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    def traced_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.wait(wait, work, *args, **kwargs)
+
+    traced_wait.recorder = recorder  # type: ignore[attr-defined]
+    return traced_wait
 
 
 @contextlib.contextmanager

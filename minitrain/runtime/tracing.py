@@ -24,8 +24,10 @@ import torch.distributed as dist
 
 from minitrain.display import Table, bytes_text
 from minitrain.runtime import memory
+from minitrain.runtime.group import simulated
 from minitrain.runtime.memory import Change
 from minitrain.runtime.messages import Message
+from minitrain.runtime.operators import Program
 from minitrain.runtime.recorder import record
 
 
@@ -50,6 +52,8 @@ class Trace:
         memory: Each change of the live bytes, in order: when, which kind, how many.
             Exact for every storage that an operator returns; what a kernel or the
             network library allocates for itself is not seen.
+        program: Operators, starts and waits of messages in order, where they were
+            asked for; else empty.
     """
 
     rank: int = 0
@@ -58,6 +62,7 @@ class Trace:
     seconds: float = 0.0
     messages: list[Message] = field(default_factory=list)
     memory: list[Change] = field(default_factory=list)
+    program: Program = field(default_factory=list)
 
     @property
     def payload_bytes(self) -> int:
@@ -167,11 +172,15 @@ class Trace:
 
 
 @contextlib.contextmanager
-def trace() -> Iterator[Trace]:
+def trace(operators: bool | None = None) -> Iterator[Trace]:
     """Record every message and every live byte of the code inside.
 
     Sees what runs in this thread and in the backward passes that it starts. Costs
     about ten microseconds an operator, and a line of Python for each message.
+
+    Args:
+        operators: Whether to keep the program too, which costs as much again; by
+            default on a simulated group only.
 
     Yields:
         A `Trace`, filled when the block ends, also when it ends by an exception.
@@ -183,13 +192,15 @@ def trace() -> Iterator[Trace]:
     if dist.is_initialized():
         result.rank, result.world_size = dist.get_rank(), dist.get_world_size()
     result.origin_seconds = time.time()
-    with record(result.rank) as recorder:
+    operators = simulated() if operators is None else operators
+    with record(result.rank, operators) as recorder:
         try:
             yield result
         finally:
             result.seconds = recorder.now()
             result.messages = recorder.finished_messages()
             result.memory = recorder.finished_memory()
+            result.program = recorder.program or []
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:
