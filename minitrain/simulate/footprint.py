@@ -27,6 +27,7 @@ def block_activation_bytes(s, soft):
     of dropout (10 hidden without gradients of heads; arXiv:2205.05198, eq. 2); queries,
     keys, values and what attention returns; the MLP's two widths. Unfused attention
     keeps its matrix three times, with dropout once more as a mask: 5 bytes an entry.
+    In 8 bits, inputs of products are kept at one byte.
     """
     stream = layer.stream_tokens(s) * s.hidden * (8 + 2 * soft.dropout)
     heads = layer.tokens(s) * 2 * (2 * layer.query_width(s) + 2 * layer.key_width(s))
@@ -37,16 +38,26 @@ def block_activation_bytes(s, soft):
         (2 + s.gated) * s.expert_ffn + 2 * s.hidden
     )
     mlp = dense * (1 - s.moe) + s.moe * (routed + shared)
+    inputs = layer.stream_tokens(s) * 2 * s.hidden
+    inputs = inputs + layer.tokens(s) * (layer.query_width(s) + s.ffn / s.tp)
+    narrower = soft.narrow * inputs
     scores = s.micro_batch * s.heads / s.tp * s.seq / s.cp * s.seq
     matrix = scores * (2 + 3 * soft.dropout) * (1 - soft.flash) * (1 - s.recompute_core)
-    return stream + heads + sums + mlp + matrix
+    return stream + heads + sums + mlp + matrix - narrower
 
 
 def kept_bytes(s, soft):
     """What stays of a block: all of it, or with full recomputation its input."""
     share = np.where(s.sp + soft.shards_input > 0, s.tp, 1)
     only = layer.tokens(s) * s.hidden * 2 / share
-    return np.where(s.recompute_full > 0, only, block_activation_bytes(s, soft))
+    kept = np.where(s.recompute_core > 0, soft.selective_keeps, 1)
+    kept = kept * block_activation_bytes(s, soft)
+    return np.where(s.recompute_full > 0, only, kept)
+
+
+PUT_OFF = 0.75
+"""Of a micro-batch's activations: what stays for gradients of weights that are put off,
+where the schedule's own table counts none."""
 
 
 def waiting_micro_batches(s):
@@ -60,7 +71,8 @@ def waiting_micro_batches(s):
     chunked = p * (1 + (p - 1) / (p * s.interleave))
     held = np.where(s.schedule == 0, m, p)
     held = np.where((s.schedule == 2) * (s.interleave > 1), chunked, held)
-    held = np.where(s.schedule == 4, 2 * p - 1, held)
+    held = np.where(s.schedule == 3, p + PUT_OFF, held)
+    held = np.where(s.schedule == 4, 2 * p - 1 + PUT_OFF, held)
     held = np.where(s.schedule == 6, p + 1, held)
     held = np.where(s.schedule == 7, p + 2, held)
     held = np.where(s.schedule == 8, 1.5 * p, held)
@@ -116,7 +128,8 @@ def rank_bytes(s, soft):
     some = np.where(s.pp > 2, s.stage_layers, 0)
     a0, a1, a2, a3, a4, a5 = stage_bytes(s, soft, s.first_layers, own, waiting, share)
     m0, m1, m2, m3, m4, m5 = stage_bytes(s, soft, some, middle, later, 0)
-    b0, b1, b2, b3, b4, b5 = stage_bytes(s, soft, s.last_layers, own, 1, last)
+    least = np.where(s.interleave > 1, ((s.interleave - 1) * s.pp + 1) / s.interleave, 1)
+    b0, b1, b2, b3, b4, b5 = stage_bytes(s, soft, s.last_layers, own, least, last)
     first = a0 + a1 + a2 + a3 + a4 + a5
     second = m0 + m1 + m2 + m3 + m4 + m5
     third = b0 + b1 + b2 + b3 + b4 + b5

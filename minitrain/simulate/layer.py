@@ -83,23 +83,23 @@ def mlp_products_backward_seconds(s, c, width):
     return up + backward_seconds(c, t, s.hidden, width)
 
 
-def mlp_seconds(s, c):
+def mlp_seconds(s, c, soft):
     """Forward products of a block's MLP, or of its experts, on average over blocks."""
     dense = mlp_products_seconds(s, c, s.ffn / s.tp)
     if not s.moe:
         return dense
-    routed = expert_products_seconds(s, c)
+    routed = expert_products_seconds(s, c) / soft.expert_share
     if s.shared_ffn:
         routed = routed + mlp_products_seconds(s, c, s.shared_ffn / s.tp)
     return dense * (1 - s.moe) + routed * s.moe
 
 
-def mlp_backward_seconds(s, c):
+def mlp_backward_seconds(s, c, soft):
     """Their gradients."""
     dense = mlp_products_backward_seconds(s, c, s.ffn / s.tp)
     if not s.moe:
         return dense
-    routed = expert_products_backward_seconds(s, c)
+    routed = expert_products_backward_seconds(s, c) / soft.expert_share
     if s.shared_ffn:
         routed = routed + mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
     return dense * (1 - s.moe) + routed * s.moe
@@ -132,6 +132,11 @@ def expert_products_backward_seconds(s, c):
 # The attention core
 
 
+UNALIGNED = 16
+"""Peak of tensor cores over that of plain cores: rows that are not a multiple of eight
+16-bit numbers cannot be read by the former (A100: 312 and 19.5 TFLOP/s)."""
+
+
 def core_seconds(s, w, soft, backward):
     """Attention without its projections: fused, or with its matrix in memory."""
     batch, heads = s.micro_batch, s.heads / s.tp
@@ -142,9 +147,11 @@ def core_seconds(s, w, soft, backward):
             w, batch, heads, keys, rows, s.seq, width, 1, backward
         )
     fused, dropout = soft.fused_softmax, soft.dropout
-    return unfused_attention_seconds(
+    core = unfused_attention_seconds(
         w, batch, heads, rows, s.seq, width, fused, dropout, backward
     )
+    flops = np.where(backward > 0, 2, 1) * 4 * batch * heads * rows * s.seq * width
+    return core + np.where(width % 8 > 0, flops * UNALIGNED / w.flops, 0)
 
 
 # Everything else that moves bytes
@@ -219,6 +226,16 @@ def context_message_seconds(s, n):
 
 
 def expert_message_seconds(s, n):
-    """One all-to-all of the routed tokens."""
+    """One all-to-all of the routed tokens.
+
+    Inside a domain a token travels once for each of its experts; over the network once
+    for each domain that has any of them, and is spread there (DeepEP). With D domains
+    that are D (1 - (1 - 1 / D)^top_k) on average.
+    """
     inside = np.minimum(s.ep, np.maximum(n.domain_ranks / s.tp, 1))
-    return all_to_all_seconds(n, routed_tokens(s) * s.hidden * 2, s.ep, inside)
+    domains = s.ep / inside
+    once = stream_tokens(s) * s.hidden * 2 * s.imbalance
+    visited = domains * (1 - (1 - 1 / domains) ** s.top_k)
+    near = all_to_all_seconds(n, s.top_k * once, inside, inside)
+    far = all_to_all_seconds(n, visited * once, domains, 1)
+    return np.maximum(near, far)

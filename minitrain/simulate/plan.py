@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from minitrain.runtime.layout import Layout
+from minitrain.workload import costs
 from minitrain.workload.config import ModelConfig
 
 Recompute = Literal["none", "selective", "full"]
@@ -178,7 +179,7 @@ class Plan:
         stages = self.layers_of_stages(model.layers)
         if len(stages) != self.pp or sum(stages) != model.layers:
             broken.append(f"stages {stages} do not make pp={self.pp} of {model.layers}")
-        if min(stages, default=0) < 1 and model.layers < self.pp:
+        if not self.stage_layers and model.layers < self.pp:
             broken.append(f"pp={self.pp} stages of {model.layers} layers")
         if self.interleave > 1 and self.pp == 1:
             broken.append(f"interleave={self.interleave} needs more than one stage")
@@ -195,3 +196,29 @@ class Plan:
         if broken:
             raise ValueError("; ".join(broken))
         _ = self.micro_batches
+
+
+def balanced_stages(model: ModelConfig, seq: int, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage, with fewer on the last one, which has the head.
+
+    The head counts as so many blocks as it has operations. Of the splits whose slowest
+    stage is within 3 % of the best, the one that moves the fewest blocks; what the last
+    stage gives up goes to the stages before it (arXiv:2411.05288, section 2).
+
+    Args:
+        model: To be split.
+        seq: Tokens of a sequence.
+        stages: Number of stages.
+    """
+    block = costs.forward_flops(model, 1, seq)
+    head = 2 * seq * model.hidden * model.vocab_size
+    worth = head / ((block - head) / model.layers)
+    each = -(-model.layers // stages)
+    splits = {}
+    for last in range(each, -1, -1):
+        low, more = divmod(model.layers - last, stages - 1)
+        slowest = max(low + (more > 0), last + worth)
+        late = (low,) * (stages - 1 - more) + (low + 1,) * more
+        splits[(*late, last)] = slowest
+    best = min(splits.values())
+    return next(split for split, slowest in splits.items() if slowest <= 1.03 * best)

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from minitrain.simulate.hardware import Cluster, Link, accelerator, cluster
-from minitrain.simulate.plan import Experts, Plan, Precision, Recompute
+from minitrain.simulate.plan import (
+    Experts,
+    Plan,
+    Precision,
+    Recompute,
+    balanced_stages,
+)
 from minitrain.workload.config import ModelConfig
 
 COLUMNS = (
@@ -204,14 +210,17 @@ class _Reader:
     def model(self) -> ModelConfig:
         name = self.text("model").lower()
         layers, hidden = self.whole("layers"), self.whole("hidden")
-        rule = "128 columns a head" if hidden >= 2048 else "64 columns a head"
-        heads = self.whole("heads", max(1, hidden // (128 if hidden >= 2048 else 64)), rule)
+        width = 128 if hidden >= 2048 else 64
+        guess, rule = max(1, hidden // width), f"{width} columns a head"
+        if "deepspeed" in self.text("framework").lower() and hidden > 12288:
+            guess, rule = 64, "64 heads, as in the runs beside it"
+        heads = self.whole("heads", guess, rule)
         kv = self.whole("kv_heads", heads, "as many as heads") or heads
         gated = any(word in name for word in ACTIVATIONS)
         ffn = self.whole("ffn_hidden", 4 * hidden, "4 * hidden") or 4 * hidden
         vocab = self.whole("vocab", 50_257, "GPT-2's vocabulary")
         rotary = any(word in name for word in ROTARY)
-        head_dim = 0 if hidden % heads == 0 else 128
+        head_dim = 0 if hidden % heads == 0 else max(1, hidden // heads)
         for word, width in (("qwen3", 128), ("gpt-oss", 64), ("palm", 256)):
             head_dim = width if word in name else head_dim
         try:
@@ -320,7 +329,7 @@ class _Reader:
             shard_ranks=min(zero[1], dp * cp),
             recompute=self.recompute(software),
             precision=self.precision(),
-            stage_layers=self.stage_layers(model.layers, pp, software),
+            stage_layers=self.stage_layers(model, pp, software),
         )
         micro = self.micro_batches_of(dp)
         stage = -(-model.layers // pp)
@@ -389,14 +398,17 @@ class _Reader:
             return "interleaved", []
         return "1f1b", [1]
 
-    def stage_layers(self, layers: int, pp: int, software: str) -> tuple[int, ...]:
+    def stage_layers(
+        self, model: ModelConfig, pp: int, software: str
+    ) -> tuple[int, ...]:
         """Blocks of each stage, where the framework does not split them evenly."""
+        layers = model.layers
         if software == "megatron-zb" and pp > 1 and (layers + 2) % pp == 0:
             self.assumed.append("first and last stage have one block less")
             each = (layers + 2) // pp
             return (each - 1, *[each] * (pp - 2), each - 1)
         if "redistributed" in self.text("schedule"):
-            return ()  # the split that `balanced` finds; see `plans`
+            return balanced_stages(model, self.whole("seq_len"), pp)
         return ()
 
     def recompute(self, software: str) -> Recompute:

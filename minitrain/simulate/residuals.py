@@ -8,6 +8,10 @@ BOUNDS = MappingProxyType(
         "traffic": (0.7, 2.5),
         "launch_seconds": (1e-6, 12e-6),
         "network_share": (0.3, 1.2),
+    "tensor_hidden": (0.0, 1.0),
+    "expert_share": (0.3, 1.2),
+    "traffic_backward": (0.3, 2.5),
+    "loss_bytes": (8, 60),
     }
 )
 """Between which values a residual may be fitted."""

@@ -8,6 +8,7 @@ are fitted (`RESIDUALS` in `residuals`), and each has bounds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -44,6 +45,7 @@ class Software:
         loss_bytes: Bytes a logit that the loss moves forward.
         loss_back_bytes: The same, backward.
         logit_bytes: Bytes a logit that are alive at once in the loss.
+        selective_keeps: Of a block's activations, with selective recomputation.
         working: Of a block's activations, what is alive beside them in its backward.
         shards_input: With full recomputation a block's input is split over tp.
         update_bytes: Bytes a parameter that norm, clipping and AdamW move.
@@ -51,6 +53,7 @@ class Software:
         reserved_bytes: Memory of context, communicator and fragments, where the
             reported number counts it.
         gemm_share: Speed of products in training over that of the kernel alone.
+        expert_share: Speed of the experts' products, over that of one grouped kernel.
         traffic: Bytes moved beside products, over those that must move, forward.
         traffic_backward: The same, backward, over those forward.
         launch_seconds: Of a kernel, for the host.
@@ -83,12 +86,14 @@ class Software:
     loss_bytes: float = 40
     loss_back_bytes: float = 14
     logit_bytes: float = 10
+    selective_keeps: float = 1
     working: float = 0.5
     shards_input: float = 0
     update_bytes: float = 54
     fixed_seconds: float = 0.01
-    reserved_bytes: float = 0
+    reserved_bytes: float = 100 * 2**20
     gemm_share: float = 0.95
+    expert_share: float = 0.8
     traffic: float = 1.0
     traffic_backward: float = 1.6
     launch_seconds: float = 5e-6
@@ -116,6 +121,7 @@ _core = Software(
     tensor_hidden_backward=0.7,
     loss_bytes=24,
     loss_back_bytes=8,
+    logit_bytes=6,
     update_bytes=44,
 )
 
@@ -125,8 +131,7 @@ _fsdp = Software(
     loss_bytes=30,
     update_bytes=34,
     added_bytes=0,
-    state_bytes=12,
-    shard_hidden=0.9,
+    selective_keeps=0.65,
 )
 
 SOFTWARE = MappingProxyType(
@@ -135,7 +140,8 @@ SOFTWARE = MappingProxyType(
         for s in (
             _megatron,
             replace(_megatron, name="megatron-flash", flash=1, dropout=0),
-            replace(_megatron, name="megatron-deepspeed"),
+            # Its memory was read from the driver: context, communicators, fragments.
+            replace(_megatron, name="megatron-deepspeed", reserved_bytes=7.2 * 2**30),
             replace(_megatron, name="megatron-zb"),
             _core,
             _fsdp,
@@ -164,10 +170,44 @@ def software(name: str, accelerator: str = "", precision: str = "bf16") -> Softw
     if name not in SOFTWARE:
         raise ValueError(f"no software {name!r}: there is {', '.join(SOFTWARE)}")
     rules = SOFTWARE[name]
-    kind = "fp8" if precision == "fp8" else "bf16"
-    fitted = RESIDUALS.get((name, accelerator, kind), {})
-    narrow = 1.0 if precision == "fp8" else 0.0
-    return replace(rules, narrow=narrow, **fitted)
+    eight = precision in ("fp8", "fp4")
+    fitted = residuals_of(name, accelerator, "fp8" if eight else "bf16")
+    return replace(rules, narrow=float(eight), **fitted)
+
+
+def residuals_of(name: str, accelerator: str, kind: str) -> Mapping[str, float]:
+    """What was fitted, for this accelerator or the nearest one that has a fit."""
+    for device in (accelerator, *NEAREST.get(accelerator, ())):
+        for framework in (name, *NEAREST_SOFTWARE.get(name, ())):
+            if (framework, device, kind) in RESIDUALS:
+                return RESIDUALS[framework, device, kind]
+    return {}
+
+
+NEAREST = MappingProxyType(
+    {
+        "A800": ("A100",),
+        "H800": ("H100",),
+        "H200": ("H100",),
+        "B200": ("GB200",),
+        "B300": ("B200", "GB200"),
+        "GB200": ("B200",),
+        "GB300": ("GB200", "B200"),
+    }
+)
+"""Accelerators whose fits are taken where there is none."""
+
+NEAREST_SOFTWARE = MappingProxyType(
+    {
+        "megatron-lm": ("megatron-flash",),
+        "megatron-zb": ("megatron-flash",),
+        "fsdp": ("megatron-core",),
+        "fsdp-unfused": ("megatron-flash",),
+        "deepspeed-zero3": ("megatron-deepspeed",),
+        "minitrain": ("fsdp", "megatron-core"),
+    }
+)
+"""Frameworks whose fits are taken where there is none."""
 
 
 def within_bounds(fitted: dict[str, float]) -> bool:

@@ -23,7 +23,7 @@ from minitrain.simulate.network import (
 
 def block_forward(s, c, w, n, soft):
     """Seconds of one block forward: products, attention, traffic, messages, launches."""
-    products = layer.attention_products_seconds(s, c) + layer.mlp_seconds(s, c)
+    products = layer.attention_products_seconds(s, c) + layer.mlp_seconds(s, c, soft)
     products = products / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 0)
     moved = memory_seconds(w, soft.traffic * layer.moved_bytes(s, soft))
@@ -55,7 +55,7 @@ def block_backward(s, c, w, n, soft):
     written at `added_bytes` a parameter.
     """
     products = layer.attention_products_backward_seconds(s, c)
-    products = (products + layer.mlp_backward_seconds(s, c)) / soft.gemm_share
+    products = (products + layer.mlp_backward_seconds(s, c, soft)) / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 1)
     moved = soft.traffic_backward * layer.moved_bytes(s, soft)
     moved = memory_seconds(w, moved + soft.added_bytes * s.block_parameters)
@@ -179,6 +179,11 @@ def update_seconds(s, w, soft):
     return memory_seconds(w, soft.update_bytes * owned)
 
 
+SPREAD_SLOWDOWN = 1.07
+"""Of a stage, by the passes of a spread vocabulary and their all-reduces beside it: the
+median of measured stages (arXiv:2411.05288, its artifact); 1.03 where they interlace."""
+
+
 def step_seconds(s, c, w, n, soft):
     """Seconds of a step by part, in the order of `PARTS`; their sum is the step."""
     f = block_forward(s, c, w, n, soft)
@@ -202,6 +207,8 @@ def assembled_seconds(s, w, n, soft, block_f, block_b):
         s, forward, backward, head_f * outside, head_b * outside, table_f, table_b
     )
     slow_b = slow_b + sharded
+    slowed = np.where(s.schedule == 8, 1.03, np.where(spread > 0, SPREAD_SLOWDOWN, 1))
+    slow_f, slow_b = slow_f * slowed, slow_b * slowed
     all_f = s.layers * forward + head_f + table_f
     all_b = s.layers * backward + head_b + table_b + s.pp * sharded
     half = bp / 2

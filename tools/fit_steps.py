@@ -1,0 +1,189 @@
+"""Fit the few residuals of a framework on whole steps: `fit_steps.py DATA_FOLDER`.
+
+DATA_FOLDER holds `calibration.csv`, a table of published runs (the columns of
+`minitrain.simulate.published`), `stage_times.csv`, measured stages of a pipeline, and
+`validation.csv`, of which only the 1F1B rows of zero-bubble schedules are used. For each
+framework, accelerator and precision at most four numbers are fitted, each within
+`BOUNDS`, and each drawn towards what it is without a fit. Prints `residuals.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from minitrain.simulate import step
+from minitrain.simulate.estimate import machine_records, sizes
+from minitrain.simulate.hardware import cluster
+from minitrain.simulate.plan import Plan
+from minitrain.simulate.published import RefusedError, Run, read_run
+from minitrain.simulate.residuals import BOUNDS
+from minitrain.simulate.software import SOFTWARE, Software
+from minitrain.simulate.validation import MEMORY, predict
+from minitrain.workload.config import ModelConfig
+
+WIDTH = {
+    "gemm_share": 0.10,
+    "traffic": 0.5,
+    "launch_seconds": 3e-6,
+    "network_share": 0.25,
+    "tensor_hidden": 0.25,
+}
+"""How far a residual may stray for the price of an error of `SPREAD` in one row."""
+SPREAD = 0.04
+
+Key = tuple[str, str, str]
+
+
+def main(folder: str) -> None:
+    """Fit and print."""
+    groups = read_groups(Path(folder))
+    print(HEAD.format(date=datetime.date.today().isoformat()))
+    for key, runs in sorted(groups.items()):
+        errors = _steps(key, runs)
+        print_group(key, errors, names_of(key, runs), len(runs))
+    stages = list(csv.DictReader((Path(folder) / "stage_times.csv").open()))
+    print_group(("megatron-flash", "A100", "bf16"), _stages(stages), STAGES, len(stages))
+    print("    }\n)")
+
+
+def read_groups(folder: Path) -> dict[Key, list[Run]]:
+    """Runs of a step's time, by framework, accelerator and precision."""
+    groups: dict[Key, list[Run]] = defaultdict(list)
+    for name in ("calibration.csv", "validation.csv"):
+        for row in csv.DictReader((folder / name).open()):
+            try:
+                run = read_run(row)
+            except RefusedError:
+                continue
+            plain = run.source == "zb-t4" and run.plan.schedule == "1f1b"
+            if run.quantity in MEMORY or (name == "validation.csv" and not plain):
+                continue
+            kind = "fp8" if run.plan.precision in ("fp8", "fp4") else "bf16"
+            groups[run.software, run.cluster.accelerator.name, kind].append(run)
+    return groups
+
+
+def names_of(key: Key, runs: Sequence[Run]) -> tuple[str, ...]:
+    """Which residuals the runs of a group can tell of."""
+    names = ["gemm_share"]
+    if len(runs) >= 4:
+        names.append("traffic")
+    if any(r.cluster.hosts > 1 and r.plan.dp > 1 for r in runs) and len(runs) >= 4:
+        names.append("network_share")
+    if any(r.plan.tp > 1 for r in runs) and len(runs) >= 6:
+        names.append("tensor_hidden")
+    return tuple(names)
+
+
+def _steps(key: Key, runs: Sequence[Run]) -> Callable[[Software], np.ndarray]:
+    """Errors of whole steps: logarithms of predicted over reported time."""
+    found = [predict(run) for run in runs]
+    fixed = [
+        replace(p.run, plan=p.estimate.plan, choices=[]) for p in found
+    ]  # the same plan throughout a fit
+
+    def errors(soft: Software) -> np.ndarray:
+        made = [predict(replace(run, software=soft)) for run in fixed]
+        return np.array([math.log1p(p.error) for p in made])
+
+    return errors
+
+
+STAGES = ("gemm_share", "traffic", "traffic_backward", "loss_bytes")
+
+
+def _stages(rows: Sequence[dict[str, str]]) -> Callable[[Software], np.ndarray]:
+    """Errors of measured stages: forward and backward of middle ones and of the last."""
+    table: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        if row["method"] == "base":
+            table[row["experiment"]].append(row)
+
+    def errors(soft: Software) -> np.ndarray:
+        return np.concatenate([_stage(stage, soft) for stage in table.values()])
+
+    return errors
+
+
+def _stage(rows: Sequence[dict[str, str]], soft: Software) -> np.ndarray:
+    first = {k: int(rows[0][k]) for k in ("vocab", "seq", "hidden", "heads", "layers")}
+    model = ModelConfig(
+        vocab_size=first["vocab"],
+        layers=first["layers"],
+        hidden=first["hidden"],
+        heads=first["heads"],
+        max_seq=first["seq"],
+        activation="gelu",
+        norm="layer",
+        positions="learned",
+    )
+    plan = Plan(seq=first["seq"], global_batch=len(rows), pp=len(rows))
+    machine = cluster(f"a100:1x{len(rows)}")
+    s = sizes(model, plan, 1)
+    c, w, n = machine_records(machine, "bf16", soft)
+    each = model.layers / len(rows)
+    f = each * sum(step.block_forward(s, c, w, n, soft))
+    b = each * sum(step.block_backward(s, c, w, n, soft))
+    head_f, head_b = step.head_seconds(s, w, soft)
+    seen_f = np.array([int(r["F_us"]) * 1e-6 for r in rows])
+    seen_b = np.array([int(r["B_us"]) * 1e-6 for r in rows])
+    pairs = [
+        (f, seen_f[1:-1].mean()),
+        (b, seen_b[1:-1].mean()),
+        (f + head_f, seen_f[-1]),
+        (b + head_b, seen_b[-1]),
+    ]
+    return np.array([math.log(made / seen) for made, seen in pairs])
+
+
+def print_group(
+    key: Key,
+    errors: Callable[[Software], np.ndarray],
+    names: Sequence[str],
+    count: int,
+) -> None:
+    """Fit one group and print its line."""
+    rules = SOFTWARE[key[0]]
+    if key[2] == "fp8":
+        rules = replace(rules, narrow=1.0)
+    usual = np.array([getattr(rules, name) for name in names])
+    widths = np.array([WIDTH.get(name, 0.5 * u) for name, u in zip(names, usual)])
+    low = np.array([BOUNDS[n][0] for n in names])
+    high = np.array([BOUNDS[n][1] for n in names])
+
+    def cost(x: np.ndarray) -> np.ndarray:
+        soft = replace(rules, **dict(zip(names, map(float, x), strict=True)))
+        return np.concatenate([errors(soft) / SPREAD, (x - usual) / widths])
+
+    start = np.clip(usual, low + 1e-9, high - 1e-9)
+    fit = least_squares(cost, start, bounds=(low, high), x_scale=widths, diff_step=1e-3)
+    soft = replace(rules, **dict(zip(names, map(float, fit.x), strict=True)))
+    left = errors(soft)
+    before = errors(rules)
+    words = ", ".join(f'"{n}": {v:.3g}' for n, v in zip(names, fit.x, strict=True))
+    print(f"        {key!r}: {{{words}}},")
+    print(
+        f"        # {count} rows, {100 * np.abs(np.expm1(left)).mean():.1f} % left of"
+        f" {100 * np.abs(np.expm1(before)).mean():.1f} %"
+    )
+
+
+HEAD = '''"""The few numbers that were fitted on whole steps, and the bounds of each.
+
+Fitted on {date} by `tools/fit_steps.py` on published runs that no chapter holds against
+the predictions; each line says on how many, and what error was left.
+"""
+'''
+
+if __name__ == "__main__":
+    main(sys.argv[1])
