@@ -113,7 +113,8 @@ class Recorder(TorchDispatchMode):
         self.program: Program | None = [] if operators else None
         self.storages = Storages(self.now, self._freed if operators else None)
         self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.numbers: dict[int, int] = {}  # of messages, by id of their Work
+        # Of messages, by id of their Work, which is kept so that no other gets its id.
+        self.unawaited: dict[int, tuple[int, c10d.Work]] = {}
         self.stepping = False
         self.pending: list[_Pending] = []
         self.works: dict[int, _Pending] = {}  # by id of the Work, while it runs
@@ -308,7 +309,8 @@ class Recorder(TorchDispatchMode):
         elif isinstance(last, torch.ScriptObject):
             work = made.work = c10d.Work.unbox(last)
             self.works[id(work)] = made
-            self.numbers[id(work)] = made.number
+            if self.program is not None:
+                self.unawaited[id(work)] = made.number, work
             with contextlib.suppress(RuntimeError):  # send and recv have no future
                 work.get_future().add_done_callback(lambda _: self._complete(made))
         else:
@@ -326,9 +328,8 @@ class Recorder(TorchDispatchMode):
     def wait(self, wait: Callable[..., Any], work: Any, *args: Any, **kw: Any) -> Any:
         """`Work.wait`, timed."""
         made, start = self.works.get(id(work)), self.now()
-        number = self.numbers.pop(id(work), None)
-        if number is not None:
-            self._awaited(number)
+        if known := self.unawaited.pop(id(work), None):
+            self._awaited(known[0])
         out = wait(work, *args, **kw)
         if made is not None:
             made.waited += self.now() - start
@@ -338,6 +339,7 @@ class Recorder(TorchDispatchMode):
     def finished_messages(self) -> list[Message]:
         """All messages, in the order in which they were sent."""
         self.works.clear()
+        self.unawaited.clear()
         end = self.now()
         return [made.finish(end) for made in self.pending]
 
