@@ -39,6 +39,7 @@ class Sizes:
     expert_ffn: Any
     shared_ffn: Any
     imbalance: Any
+    latent: Any
     seq: Any
     micro_batch: Any
     micro_batches: Any
@@ -82,6 +83,8 @@ def sizes(
     block = dense / plan.tp
     moe, routed = 0.0, 0.0
     if experts:
+        dense -= (1 - experts.latent) * _attention_matrices(model)
+        block = dense / plan.tp
         moe = (model.layers - experts.dense_layers) / model.layers
         mlp = (2 + gated) * model.hidden * model.ffn
         each = (2 + gated) * model.hidden * experts.ffn
@@ -106,6 +109,7 @@ def sizes(
         expert_ffn=experts.ffn if experts else 1,
         shared_ffn=experts.shared_ffn if experts else 0,
         imbalance=experts.imbalance if experts else 1.0,
+        latent=experts.latent if experts else 1.0,
         seq=plan.seq,
         micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches,
@@ -131,6 +135,11 @@ def sizes(
         gather_times=1,
         hosts=hosts,
     )
+
+
+def _attention_matrices(model: ModelConfig) -> int:
+    width = model.heads + model.kv_heads
+    return 2 * model.hidden * width * model.head_dim
 
 
 @dataclass(frozen=True)
@@ -227,6 +236,8 @@ def flops(
         passed = experts.top_k * experts.ffn + experts.shared_ffn
         sparse = model.layers - experts.dense_layers
         more = matrices * model.hidden * (passed - model.ffn) * sparse
+        saved = (1 - experts.latent) * _attention_matrices(model) * model.layers
+        more = more - saved
         extra = formulas.matmul_flops(batch * seq, more)
     else:
         extra = 0

@@ -53,15 +53,15 @@ def key_width(s):
 def attention_products_seconds(s, c):
     """Forward projections of attention: q, k and v in one product, and the output."""
     t, q, k = tokens(s), query_width(s), key_width(s)
-    return gemm_seconds(c, t, q + 2 * k, s.hidden) + gemm_seconds(c, t, s.hidden, q)
+    plain = gemm_seconds(c, t, q + 2 * k, s.hidden) + gemm_seconds(c, t, s.hidden, q)
+    return s.latent * plain
 
 
 def attention_products_backward_seconds(s, c):
     """Their gradients, of inputs and of weights."""
     t, q, k = tokens(s), query_width(s), key_width(s)
-    return backward_seconds(c, t, q + 2 * k, s.hidden) + backward_seconds(
-        c, t, s.hidden, q
-    )
+    into = backward_seconds(c, t, q + 2 * k, s.hidden)
+    return s.latent * (into + backward_seconds(c, t, s.hidden, q))
 
 
 def backward_seconds(c, m, n, k):

@@ -44,6 +44,8 @@ class Experts:
         shared_ffn: Width of the expert that every token passes; 0 if there is none.
         dense_layers: Blocks that keep their MLP.
         imbalance: Tokens of the busiest expert rank over the mean.
+        latent: Elements of attention's matrices over those of plain attention, where
+            keys and values pass a latent vector (MLA, arXiv:2405.04434).
     """
 
     count: int
@@ -52,6 +54,7 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0
     imbalance: float = 1.0
+    latent: float = 1.0
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.ffn < 1 or not 1 <= self.top_k <= self.count:

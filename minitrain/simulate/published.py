@@ -142,9 +142,17 @@ ACTIVATIONS = ("llama", "qwen", "mistral", "mixtral", "internlm", "deepseek", "p
 """Families whose MLP is gated."""
 ROTARY = (*ACTIVATIONS, "nemotron")
 
-SHARED = {"deepseek-v3": (2048, 3), "deepseek-v2": (3072, 1), "deepseek": (2048, 1),
-          "kimi": (2048, 1), "qwen2-57b": (20480, 0), "glm": (1536, 1)}
-"""Width of the shared experts and number of dense layers, by family."""
+SHARED = {
+    "deepseek-v3": (2048, 3, 0.40),
+    "deepseek-v2": (3072, 1, 0.44),
+    "deepseek": (2816, 1, 1.0),
+    "kimi": (2048, 1, 0.40),
+    "moonlight": (2816, 1, 0.60),
+    "qwen2-57b": (20480, 0, 1.0),
+    "glm": (1536, 1, 1.0),
+}
+"""Width of the shared experts, dense layers, and the share of latent attention's
+matrices, by family (arXiv:2412.19437, arXiv:2405.04434 and the models' own files)."""
 
 
 class _Reader:
@@ -247,11 +255,10 @@ class _Reader:
         if self.whole("experts", 0) < 2:
             return None
         name = self.text("model").lower()
-        shared, dense = 0, 0
-        for word, (width, layers) in SHARED.items():
-            if word in name:
-                shared, dense = width, layers
-                break
+        shared, dense, latent = next(
+            (known for word, known in SHARED.items() if word in name), (0, 0, 1.0)
+        )
+        dense = 0 if "reduced" in name else dense
         count = self.whole("experts")
         return Experts(
             count=count,
@@ -259,6 +266,7 @@ class _Reader:
             ffn=self.whole("moe_ffn", self.whole("ffn_hidden", 0), "the MLP's width"),
             shared_ffn=shared,
             dense_layers=min(dense, self.whole("layers")),
+            latent=latent,
         )
 
     # ---- the machines
