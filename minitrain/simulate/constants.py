@@ -1,47 +1,349 @@
-"""What accelerators reach in practice: fitted constants, with their errors.
+"""Fitted constants and their errors, printed by tools/fit_kernels.py.
 
-First values, from the medians of the measurements; the fit replaces them.
+Relative errors in per cent: `mape_fitted` on the points that were fitted, and
+`mape_held_out` on the others. Seconds, and shares of what a data sheet promises.
 """
 
-from __future__ import annotations
+DATE = "2026-11-29"
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+PRODUCTS = {
+    ("A100", "bf16"): {
+        "cast_seconds_per_element": 0.0,
+        "cast_launch_seconds": 0.0,
+        "gemm_share": 0.804,
+        "gemm_ramp": 122.0,
+        "gemm_quantum": 0.027,
+        "gemm_padding": 1.0,
+        "gemm_heat": 0,
+        "gemm_memory_share": 0.666,
+        "launch_seconds": 7.2e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+    ("H100", "bf16"): {
+        "cast_seconds_per_element": 0.0,
+        "cast_launch_seconds": 0.0,
+        "gemm_share": 0.824,
+        "gemm_ramp": 130.0,
+        "gemm_quantum": 0.0628,
+        "gemm_padding": 0.293,
+        "gemm_heat": 0.157,
+        "gemm_memory_share": 0.77,
+        "launch_seconds": 3e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+    ("H200", "bf16"): {
+        "cast_seconds_per_element": 0.0,
+        "cast_launch_seconds": 0.0,
+        "gemm_share": 0.82,
+        "gemm_ramp": 92.1,
+        "gemm_quantum": 0.0406,
+        "gemm_padding": 0.28,
+        "gemm_heat": 0.27,
+        "gemm_memory_share": 0.735,
+        "launch_seconds": 3.16e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+    ("B200", "bf16"): {
+        "cast_seconds_per_element": 0.0,
+        "cast_launch_seconds": 0.0,
+        "gemm_share": 0.7,
+        "gemm_ramp": 22.3,
+        "gemm_quantum": 0.0876,
+        "gemm_padding": 0.508,
+        "gemm_heat": 0.226,
+        "gemm_memory_share": 0.653,
+        "launch_seconds": 2.35e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+    ("H100", "fp8"): {
+        "cast_seconds_per_element": 2.38e-12,
+        "cast_launch_seconds": 7.66e-06,
+        "gemm_share": 0.8,
+        "gemm_ramp": 328.0,
+        "gemm_quantum": 0.0517,
+        "gemm_padding": 0.127,
+        "gemm_heat": 0.176,
+        "gemm_memory_share": 0.746,
+        "launch_seconds": 3.85e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+    ("B200", "fp8"): {
+        "cast_seconds_per_element": 1.17e-12,
+        "cast_launch_seconds": 1.06e-05,
+        "gemm_share": 0.714,
+        "gemm_ramp": 155.0,
+        "gemm_quantum": 0.106,
+        "gemm_padding": 0.824,
+        "gemm_heat": 0.316,
+        "gemm_memory_share": 0.636,
+        "launch_seconds": 4.18e-06,
+        "dgrad_share": 0.992,
+        "wgrad_share": 0.957,
+    },
+}
+"""Of matrix products, by family and precision; see `kernels.Chip`."""
 
+ATTENTION = {
+    "A100": {
+        "flash_share": 0.682,
+        "flash_ramp": 210.0,
+        "flash_tail": 0.695,
+        "flash_launch_seconds": 1.13e-05,
+        "flash_backward_share": 0.534,
+        "flash_backward_tail": 0.297,
+    },
+    "H100": {
+        "flash_share": 0.647,
+        "flash_ramp": 702.0,
+        "flash_tail": 0.561,
+        "flash_launch_seconds": 7.46e-06,
+        "flash_backward_share": 0.507,
+        "flash_backward_tail": 0.24,
+    },
+    "B200": {
+        "flash_share": 0.612,
+        "flash_ramp": 0,
+        "flash_tail": 1.36,
+        "flash_launch_seconds": 3e-05,
+        "flash_backward_share": 0.438,
+        "flash_backward_tail": 0.0799,
+    },
+}
+"""Of attention kernels, by family; see `kernels.Chip`."""
 
-class Kernels(NamedTuple):
-    """Constants of an accelerator's kernels in one precision."""
+PROTOCOLS = {
+    "A100": {
+        "low_share": 0.325,
+        "middle_share": 0.802,
+        "middle_start": 0.455,
+        "lone": 0.358,
+        "lone_all_to_all": 0.37,
+        "all_reduce_base_seconds": 9.42e-06,
+        "all_reduce_step_seconds": 1.18e-06,
+        "all_reduce_start_seconds": 5.44e-05,
+        "all_reduce_share": 0.801,
+        "all_gather_base_seconds": 1.04e-05,
+        "all_gather_step_seconds": 1.18e-06,
+        "all_gather_start_seconds": 4.45e-05,
+        "all_gather_share": 0.684,
+        "reduce_scatter_base_seconds": 1.01e-05,
+        "reduce_scatter_step_seconds": 8.47e-07,
+        "reduce_scatter_start_seconds": 3.36e-05,
+        "reduce_scatter_share": 0.725,
+        "all_to_all_base_seconds": 1.27e-05,
+        "all_to_all_step_seconds": 1.21e-07,
+        "all_to_all_start_seconds": 2.8e-05,
+        "all_to_all_share": 0.702,
+        "nvls_start_seconds": 0.0,
+        "nvls_share": 1.0,
+    },
+    "H100": {
+        "low_share": 0.44,
+        "middle_share": 0.857,
+        "middle_start": 0.155,
+        "lone": 0.58,
+        "lone_all_to_all": 0.205,
+        "all_reduce_base_seconds": 5.15e-06,
+        "all_reduce_step_seconds": 8.47e-07,
+        "all_reduce_start_seconds": 6.5e-05,
+        "all_reduce_share": 1.0,
+        "all_gather_base_seconds": 5.3e-06,
+        "all_gather_step_seconds": 1.01e-06,
+        "all_gather_start_seconds": 7.23e-05,
+        "all_gather_share": 0.868,
+        "reduce_scatter_base_seconds": 5.33e-06,
+        "reduce_scatter_step_seconds": 7.64e-07,
+        "reduce_scatter_start_seconds": 5.55e-05,
+        "reduce_scatter_share": 0.87,
+        "all_to_all_base_seconds": 1.11e-05,
+        "all_to_all_step_seconds": 0,
+        "all_to_all_start_seconds": 8.4e-06,
+        "all_to_all_share": 0.703,
+        "nvls_start_seconds": 5.01e-05,
+        "nvls_share": 0.595,
+    },
+    "B200": {
+        "low_share": 0.404,
+        "middle_share": 0.906,
+        "middle_start": 0.268,
+        "lone": 0.579,
+        "lone_all_to_all": 0.88,
+        "all_reduce_base_seconds": 7.89e-06,
+        "all_reduce_step_seconds": 1.37e-06,
+        "all_reduce_start_seconds": 8.75e-05,
+        "all_reduce_share": 0.955,
+        "all_gather_base_seconds": 8.67e-06,
+        "all_gather_step_seconds": 1.21e-06,
+        "all_gather_start_seconds": 5.79e-05,
+        "all_gather_share": 0.818,
+        "reduce_scatter_base_seconds": 8.52e-06,
+        "reduce_scatter_step_seconds": 1.15e-06,
+        "reduce_scatter_start_seconds": 7.91e-05,
+        "reduce_scatter_share": 0.819,
+        "all_to_all_base_seconds": 1.4e-05,
+        "all_to_all_step_seconds": 2.89e-07,
+        "all_to_all_start_seconds": 4.3e-06,
+        "all_to_all_share": 0.696,
+        "nvls_start_seconds": 3.87e-05,
+        "nvls_share": 0.429,
+    },
+}
+"""Of collectives inside a domain, by family; see `network.Wires`."""
 
-    gemm_share: float
-    """Of the peak, by a large product."""
-    gemm_ramp: float
-    """Elements of k whose time a tile loses to its start and end."""
-    gemm_quantum: float
-    """Share of an unfilled last wave that is lost."""
-    tile_m: float
-    tile_n: float
-    launch_seconds: float
-    cast_seconds_per_element: float = 0.0
-    memory_share: float = 0.8
-    dgrad_share: float = 0.97
-    wgrad_share: float = 0.95
-    flash_share: float = 0.55
-    flash_tail: float = 0.5
-    flash_launch_seconds: float = 5e-6
-    flash_softmax: float = 0.3
-    flash_backward_share: float = 0.45
+ACROSS = {
+    "across_share": 0.859,
+    "across_step_seconds": 1.04e-05,
+    "across_rails": 8.59,
+    "tree_share": 0.5,
+}
+"""Of collectives across domains; see `network.Wires`."""
 
-
-KERNELS: Mapping[tuple[str, str], Kernels] = MappingProxyType(
+ERRORS = (
     {
-        ("A100", "bf16"): Kernels(
-            0.82, 200, 0.3, 128, 256, 5e-6, flash_share=0.66, flash_softmax=0.11
-        ),
-        ("H100", "bf16"): Kernels(0.80, 100, 0.3, 128, 256, 3e-6),
-        ("H200", "bf16"): Kernels(0.80, 100, 0.3, 128, 256, 3e-6),
-        ("B200", "bf16"): Kernels(0.72, 200, 0.3, 128, 256, 3e-6),
-        ("H100", "fp8"): Kernels(0.74, 200, 0.3, 128, 256, 12e-6, 2.56e-12),
-        ("B200", "fp8"): Kernels(0.70, 200, 0.3, 128, 256, 12e-6, 1.0e-12),
-    }
+        "fit": "products, A100, bf16, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 5.6,
+        "mape_held_out": 5.5,
+        "p90_held_out": 13.5,
+        "worst": 43.2,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 10.2,
+    },
+    {
+        "fit": "products, H100, bf16, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 4.2,
+        "mape_held_out": 4.1,
+        "p90_held_out": 8.8,
+        "worst": 37.0,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 7.9,
+    },
+    {
+        "fit": "products, H200, bf16, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 4.3,
+        "mape_held_out": 4.2,
+        "p90_held_out": 8.5,
+        "worst": 32.9,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 8.5,
+    },
+    {
+        "fit": "products, B200, bf16, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 5.4,
+        "mape_held_out": 5.5,
+        "p90_held_out": 11.2,
+        "worst": 32.9,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 9.9,
+    },
+    {
+        "fit": "products, H100, fp8, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 3.5,
+        "mape_held_out": 3.5,
+        "p90_held_out": 7.7,
+        "worst": 34.0,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 5.5,
+    },
+    {
+        "fit": "products, B200, fp8, all sides at least 1,024",
+        "points": 7905,
+        "mape_fitted": 4.1,
+        "mape_held_out": 4.3,
+        "p90_held_out": 8.5,
+        "worst": 35.1,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+        "mape_smaller_sides": 6.1,
+    },
+    {
+        "fit": "attention forward, A100",
+        "points": 2624,
+        "mape_fitted": 3.0,
+        "mape_held_out": 2.9,
+        "p90_held_out": 6.2,
+        "worst": 79.9,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+    },
+    {
+        "fit": "attention backward, A100-PCIe",
+        "points": 8,
+        "mape_fitted": 2.5,
+        "mape_held_out": 2.6,
+        "p90_held_out": 4.2,
+        "worst": 4.8,
+        "origin": "MooreThreads/SimuMax v1.2, configs/system",
+    },
+    {
+        "fit": "attention forward, H100",
+        "points": 2538,
+        "mape_fitted": 10.1,
+        "mape_held_out": 9.3,
+        "p90_held_out": 23.6,
+        "worst": 73.4,
+        "origin": "ai-dynamo/aiconfigurator 095f58a5, Apache-2.0",
+    },
+    {
+        "fit": "attention forward, B200",
+        "points": 22,
+        "mape_fitted": 6.2,
+        "mape_held_out": 9.3,
+        "p90_held_out": 17.2,
+        "worst": 19.3,
+        "origin": "MooreThreads/SimuMax v1.2, configs/system",
+    },
+    {
+        "fit": "attention backward, B200",
+        "points": 22,
+        "mape_fitted": 4.8,
+        "mape_held_out": 8.4,
+        "p90_held_out": 12.7,
+        "worst": 26.6,
+        "origin": "MooreThreads/SimuMax v1.2, configs/system",
+    },
+    {
+        "fit": "collectives in a domain, A100, from 64 KiB",
+        "points": 1042,
+        "mape_fitted": 3.4,
+        "mape_held_out": 3.6,
+        "p90_held_out": 7.8,
+        "worst": 46.1,
+        "origin": "aiconfigurator 095f58a5; vTrain f8dda84; stas00/ml-engineering",
+    },
+    {
+        "fit": "collectives in a domain, H100, H200, from 64 KiB",
+        "points": 342,
+        "mape_fitted": 4.1,
+        "mape_held_out": 5.4,
+        "p90_held_out": 11.3,
+        "worst": 32.3,
+        "origin": "aiconfigurator 095f58a5; vTrain f8dda84; stas00/ml-engineering",
+    },
+    {
+        "fit": "collectives in a domain, B200, B300, GB200, from 64 KiB",
+        "points": 454,
+        "mape_fitted": 6.4,
+        "mape_held_out": 7.3,
+        "p90_held_out": 19.9,
+        "worst": 45.7,
+        "origin": "aiconfigurator 095f58a5; vTrain f8dda84; stas00/ml-engineering",
+    },
+    {
+        "fit": "all-reduces across domains, H100 and GB200, from 512 MiB",
+        "points": 22,
+        "mape_fitted": 5.3,
+        "mape_held_out": 7.0,
+        "p90_held_out": 13.1,
+        "worst": 18.1,
+        "origin": "coreweave/nccl-tests: 8 hosts of H100; 1, 2 and 20 racks of GB200",
+    },
 )
+"""What was fitted to what, and how well."""

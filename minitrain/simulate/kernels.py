@@ -5,9 +5,10 @@ returns seconds of device time. They are pure arithmetic in numpy, so that the s
 source serves one configuration, a million of them, and a page without Python.
 
 A matrix product is cut into tiles; the SMs work them off in waves, each tile runs
-through k at a share of the SM's peak and loses a start and an end; nothing is faster
-than memory. An attention kernel gives each SM a tile of queries; the longest of them
-bounds the whole. What only moves bytes takes a share of the memory's bandwidth.
+through k at a share of the SM's peak and loses a start and an end; long products heat
+the device, which lowers its clock; nothing is faster than memory. An attention kernel
+gives each SM a tile of queries; the longest of them bounds the whole. What only moves
+bytes takes a share of the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.simulate.accelerators import Accelerator
-from minitrain.simulate.constants import KERNELS
+from minitrain.simulate.families import kernels_of
 
 Number = Any
 """A number, or an array of numbers: an array of sizes gives an array of seconds."""
+
+TILE_M = 128
+"""Rows of a product's tile, and queries of an attention kernel's tile."""
+TILE_N = 256
+"""Columns of a product's tile."""
+HEAT_SECONDS = 0.01
+"""Length of a product at which half of what heat costs is lost."""
+WIDTH = 128
+"""Width of the heads that attention was measured with."""
 
 
 class Chip(NamedTuple):
@@ -28,32 +38,39 @@ class Chip(NamedTuple):
 
     Attributes:
         flops: FLOP/s of the precision's matrix products, after the power derate.
-        vector_flops: FLOP/s of bf16 products: what attention runs in under fp8.
+        attention_flops: FLOP/s of attention's products: in half precision, unless the
+            precision is a wider one.
         memory_bytes_per_second: The data sheet's.
         sms: Units that work on tiles of their own.
         input_bytes: Of one element of a product's inputs.
         output_bytes: Of one element of its output.
-        gemm_share: Of `flops`, by a large product.
+        gemm_share: Of `flops`, by a large product on a cool device.
         gemm_ramp: Elements of k whose time a tile loses to its start and end.
         gemm_quantum: Share of the last, unfilled wave that is lost.
-        tile_m: Rows of a tile.
-        tile_n: Columns of a tile.
+        gemm_padding: Share of the last, unfilled row and column of tiles that is lost.
+        gemm_heat: Share by which a long product is slower than `gemm_share`.
+        gemm_memory_share: Of memory's bandwidth, by a product that is bound by it.
         launch_seconds: Of the device, of a product.
         cast_seconds_per_element: To bring an input to fp8; 0 in other precisions.
+        cast_launch_seconds: Of the device, of that; 0 in other precisions.
         dgrad_share: Speed of the product for an input's gradient, of the forward's.
-        wgrad_share: Speed of the product for a weight's gradient, of the forward's.
+        wgrad_share: Speed of the product for a weight's gradient, added in fp32.
         memory_share: Of memory's bandwidth, by an operator that only moves bytes.
         memory_launch_seconds: Of the device, of such an operator.
-        flash_share: Of `vector_flops`, by a large attention forward of head_dim 128.
-        flash_backward_share: The same, backward.
-        flash_softmax: Share of that time that the softmax takes, at head_dim 128.
+        flash_share: Of `attention_flops`, by a large forward pass.
+        flash_ramp: Keys whose time a row of queries loses to its start and end.
         flash_tail: Share of the longest tile's time that is not hidden.
+        flash_backward_share: As `flash_share`, of the backward pass.
+        flash_backward_tail: As `flash_tail`, of the backward pass.
+        flash_softmax: Share of the time that does not depend on the head's width, at
+            the width of 128.
         flash_launch_seconds: Of the device, of attention.
-        measured: 1 where the constants were fitted on this accelerator, else 0.
+        measured: 1 where products were measured on its family at this precision, 0
+            where the constants are those of another family, or assumed.
     """
 
     flops: float
-    vector_flops: float
+    attention_flops: float
     memory_bytes_per_second: float
     sms: float
     input_bytes: float
@@ -61,25 +78,28 @@ class Chip(NamedTuple):
     gemm_share: float
     gemm_ramp: float
     gemm_quantum: float
-    tile_m: float
-    tile_n: float
+    gemm_padding: float
+    gemm_heat: float
+    gemm_memory_share: float
     launch_seconds: float
     cast_seconds_per_element: float
+    cast_launch_seconds: float
     dgrad_share: float
     wgrad_share: float
     memory_share: float
     memory_launch_seconds: float
     flash_share: float
-    flash_backward_share: float
-    flash_softmax: float
+    flash_ramp: float
     flash_tail: float
+    flash_backward_share: float
+    flash_backward_tail: float
+    flash_softmax: float
     flash_launch_seconds: float
     measured: float
 
 
 BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
-FLASH_TILE = 128
-"""Queries of one tile of the attention kernel."""
+"""Of one element, by precision."""
 
 
 def chip(accelerator: Accelerator, precision: str, power_derate: float = 1.0) -> Chip:
@@ -93,42 +113,23 @@ def chip(accelerator: Accelerator, precision: str, power_derate: float = 1.0) ->
     Raises:
         ValueError: The accelerator has no such precision.
     """
-    if precision not in accelerator.peak_flops:
-        known = ", ".join(accelerator.peak_flops)
-        raise ValueError(f"{accelerator.name} has no {precision}; it has {known}")
-    family = accelerator.family
-    like = "fp8" if precision in ("fp8", "fp4") else "bf16"
-    measured = (family, like) in KERNELS
-    near = {"H200": "H100", "B300": "B200", "GB200": "B200"}.get(family, "A100")
-    near = "H100" if like == "fp8" and near == "A100" else near
-    c = KERNELS[(family if measured else near, like)]
-    half = accelerator.peak_flops.get("bf16", accelerator.peak_flops.get("fp16", 0.0))
+    peak = accelerator.peak_flops
+    if precision not in peak:
+        raise ValueError(
+            f"{accelerator.name} has no {precision}; it has {', '.join(peak)}"
+        )
+    narrow = precision in ("fp8", "fp4")
+    half = "bf16" if "bf16" in peak else "fp16"
+    fitted, measured = kernels_of(accelerator.family, precision)
     return Chip(
-        flops=accelerator.peak_flops[precision] * power_derate,
-        vector_flops=min(half, accelerator.peak_flops[precision]) * power_derate
-        if precision in ("fp32", "tf32")
-        else half * power_derate,
+        flops=peak[precision] * power_derate,
+        attention_flops=peak[half if narrow else precision] * power_derate,
         memory_bytes_per_second=accelerator.memory_bytes_per_second,
         sms=accelerator.sms,
         input_bytes=BYTES[precision],
         output_bytes=max(2.0, BYTES[precision]),
-        gemm_share=c.gemm_share,
-        gemm_ramp=c.gemm_ramp,
-        gemm_quantum=c.gemm_quantum,
-        tile_m=c.tile_m,
-        tile_n=c.tile_n,
-        launch_seconds=c.launch_seconds,
-        cast_seconds_per_element=c.cast_seconds_per_element,
-        dgrad_share=c.dgrad_share,
-        wgrad_share=c.wgrad_share,
-        memory_share=c.memory_share,
-        memory_launch_seconds=3e-6,
-        flash_share=c.flash_share,
-        flash_backward_share=c.flash_backward_share,
-        flash_softmax=c.flash_softmax,
-        flash_tail=c.flash_tail,
-        flash_launch_seconds=c.flash_launch_seconds,
-        measured=float(measured),
+        measured=measured,
+        **fitted._asdict(),
     )
 
 
@@ -137,21 +138,24 @@ def grouped_gemm_seconds(
 ) -> Number:
     """Seconds of `groups` products [m, k] x [k, n] in one kernel.
 
-    Batched products of attention, and the experts of a mixture. Under fp8 the left
-    input is brought to fp8 first.
+    Batched products of attention, and the experts of a mixture.
     """
-    waves = groups * np.ceil(m / c.tile_m) * np.ceil(n / c.tile_n) / c.sms
-    rounds = waves + c.gemm_quantum * (np.ceil(waves) - waves)
-    wave_flops = 2 * c.tile_m * c.tile_n * c.sms * (k + c.gemm_ramp)
-    computing = rounds * wave_flops / (c.gemm_share * c.flops)
-    moved = groups * (c.input_bytes * (m * k + n * k) + c.output_bytes * m * n)
-    moving = moved / (c.memory_share * c.memory_bytes_per_second)
-    casting = groups * m * k * c.cast_seconds_per_element
-    return c.launch_seconds + np.maximum(computing, moving) + casting
+    rows = m / TILE_M
+    rows = rows + c.gemm_padding * (np.ceil(rows) - rows)
+    columns = n / TILE_N
+    columns = columns + c.gemm_padding * (np.ceil(columns) - columns)
+    waves = groups * rows * columns / c.sms
+    waves = waves + c.gemm_quantum * (np.ceil(waves) - waves)
+    wave_flops = 2 * TILE_M * TILE_N * c.sms * (k + c.gemm_ramp)
+    computing = waves * wave_flops / (c.gemm_share * c.flops)
+    computing = computing * (1 + c.gemm_heat * computing / (computing + HEAT_SECONDS))
+    moved = groups * (c.input_bytes * (m + n) * k + c.output_bytes * m * n)
+    moving = moved / (c.gemm_memory_share * c.memory_bytes_per_second)
+    return c.launch_seconds + np.maximum(computing, moving)
 
 
 def gemm_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
-    """Seconds of the product [m, k] x [k, n]; under fp8 with the left input's cast."""
+    """Seconds of the product [m, k] x [k, n], of inputs that have its precision."""
     return grouped_gemm_seconds(c, 1, m, n, k)
 
 
@@ -161,8 +165,20 @@ def dgrad_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
 
 
 def wgrad_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
-    """Seconds of the weight's gradient of a forward product [m, k] x [k, n]."""
+    """Seconds of the weight's gradient of a forward product [m, k] x [k, n].
+
+    It is added to what is there, in fp32.
+    """
     return gemm_seconds(c, k, n, m) / c.wgrad_share
+
+
+def cast_seconds(c: Chip, elements: Number) -> Number:
+    """Seconds to bring a tensor to fp8: its largest value is found, then it is scaled.
+
+    Once a tensor: forward of the product's input and of the weight, backward of the
+    output's gradient. Nothing in other precisions.
+    """
+    return c.cast_launch_seconds + c.cast_seconds_per_element * elements
 
 
 def attention_seconds(
@@ -176,7 +192,7 @@ def attention_seconds(
     causal: Number,
     backward: Number,
 ) -> Number:
-    """Seconds of a flash attention kernel.
+    """Seconds of a flash attention kernel (Dao, 2023).
 
     Args:
         c: The accelerator.
@@ -190,15 +206,17 @@ def attention_seconds(
         backward: 1 for the backward pass, which recomputes the scores, else 0.
     """
     share = np.where(backward, c.flash_backward_share, c.flash_share)
+    tail = np.where(backward, c.flash_backward_tail, c.flash_tail)
     passes = np.where(backward, 2.5, 1.0)
-    width = (1 - c.flash_softmax) * head_dim + c.flash_softmax * 128
-    row_flops = passes * 4 * width * seq_k
-    seen = 1 - 0.5 * causal
-    total = batch * heads * seq_q * row_flops * seen / (share * c.vector_flops)
-    longest = FLASH_TILE * row_flops * c.sms / (share * c.vector_flops)
-    moved = 2 * batch * head_dim * (2 * heads * seq_q + 2 * kv_heads * seq_k) * passes
+    narrow = (1 - c.flash_softmax) * head_dim + c.flash_softmax * WIDTH
+    width = np.maximum(head_dim, narrow)
+    row_flops = 4 * passes * width * (seq_k + c.flash_ramp)
+    rate = share * c.attention_flops
+    total = (1 - 0.5 * causal) * batch * heads * seq_q * row_flops / rate
+    longest = TILE_M * row_flops * c.sms / rate
+    moved = 4 * passes * batch * head_dim * (heads * seq_q + kv_heads * seq_k)
     moving = moved / (c.memory_share * c.memory_bytes_per_second)
-    return c.flash_launch_seconds + np.maximum(total + c.flash_tail * longest, moving)
+    return c.flash_launch_seconds + np.maximum(total + tail * longest, moving)
 
 
 def score_bytes(
