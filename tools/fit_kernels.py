@@ -12,6 +12,7 @@ stated on the others. The functions that are fitted are the library's own.
 """
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,38 @@ def products(rows: Rows, device: str, precision: str) -> Fit:
     return Fit({**none, **found.constants}, found.errors)
 
 
-def gradient_shares(
-    rows: Rows, fitted: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """Speed of the two backward products, of the forward one's.
+def experts(row: Mapping[str, str]) -> float:
+    """Number of products of a row of SimuMax's tables."""
+    return float(re.findall(r"\bng=(\d+)", row["note"])[0])
 
-    SimuMax's tables hold TN for forward, NN for the input's gradient and NT for the
-    weight's, which is added in fp32. Medians of measured by modelled time on each
-    device, and the mean over devices.
+
+def summed_seconds(chip: kernels.Chip, *sizes: float) -> float:
+    """Of products whose output is added in fp32; groups come first, if given."""
+    groups = sizes[0] if len(sizes) == 4 else 1
+    seconds = kernels.product_seconds(chip, groups, *sizes[-3:], kernels.SUM_BYTES)
+    return float(seconds)
+
+
+KINDS = {
+    "matmul TN": ("forward", kernels.gemm_seconds),
+    "matmul NN": ("dgrad_share", kernels.gemm_seconds),
+    "matmul NT": ("wgrad_share", summed_seconds),
+    "group_matmul fwd": ("grouped_share", kernels.batched_gemm_seconds),
+    "group_matmul bwd_grad_act": ("grouped_share", kernels.batched_gemm_seconds),
+    "group_matmul bwd_grad_w": ("grouped_wgrad_share", summed_seconds),
+}
+"""SimuMax's operators: the share they tell of, and what they are priced as."""
+
+
+def product_shares(
+    rows: Rows, fitted: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Speed of other products, of the forward product of that size, by family.
+
+    SimuMax's tables hold layout TN for forward, NN for the input's gradient and NT for
+    the weight's, which is added in fp32, and products of experts. Medians of measured
+    by modelled time; the model's own error drops out. Of the backward products the mean
+    over devices; H100, which was not measured, has the mean of both throughout.
 
     Args:
         rows: Of the tables.
@@ -117,23 +142,30 @@ def gradient_shares(
     """
     late: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        layout = row["op"].removeprefix("matmul ")
-        if not row["op"].startswith("matmul") or row["dtype"] != "bf16":
+        if row["op"] not in KINDS or row["dtype"] != "bf16":
             continue
-        m, n, k = (float(row[side]) for side in ("m", "n", "k"))
+        kind, price = KINDS[row["op"]]
         device = ACCELERATORS[DEVICE[row["gpu"]]]
         chip = kernels.chip(device, "bf16")._replace(**fitted[device.family])
-        measured = 2 * m * n * k / (float(row["efficiency"]) * chip.flops)
-        ratio = measured / float(kernels.gemm_seconds(chip, m, n, k))
-        late.setdefault((row["gpu"], layout), []).append(ratio)
+        sizes = [float(row[side]) for side in ("m", "n", "k")]
+        groups = [experts(row)] if "group" in row["op"] else []
+        flops = 2 * float(np.prod([*groups, *sizes]))
+        measured = flops / (float(row["efficiency"]) * chip.flops)
+        modelled = float(price(chip, *groups, *sizes))
+        late.setdefault((device.family, kind), []).append(measured / modelled)
     median = {key: float(np.median(ratios)) for key, ratios in late.items()}
-    devices = {device for device, _ in median}
-
-    def share(layout: str) -> float:
-        shares = [median[d, "TN"] / median[d, layout] for d in devices]
-        return rounded(min(float(np.mean(shares)), 1.0))
-
-    return {"dgrad_share": share("NN"), "wgrad_share": share("NT")}
+    kinds = ("dgrad_share", "wgrad_share", "grouped_share", "grouped_wgrad_share")
+    shares = {
+        family: {k: median[family, "forward"] / median[family, k] for k in kinds}
+        for family in ("A100", "B200")
+    }
+    mean = {k: float(np.mean([shares[f][k] for f in shares])) for k in kinds}
+    shares = {f: {**own, **dict(list(mean.items())[:2])} for f, own in shares.items()}
+    shares["H100"] = shares["H200"] = mean
+    return {
+        family: {k: rounded(min(x, 1.0)) for k, x in own.items()}
+        for family, own in shares.items()
+    }
 
 
 # ---- attention ----
@@ -370,10 +402,9 @@ def fit_all(folder: Path) -> tuple[dict[str, Any], list[dict]]:
         found = products(some, device, precision)
         table[device, precision] = found.constants
         errors.append(found.errors)
-    shares = gradient_shares(
-        micro, {d: c for (d, p), c in table.items() if p == "bf16"}
-    )
-    table = {key: {**constants, **shares} for key, constants in table.items()}
+    plain = {device: c for (device, p), c in table.items() if p == "bf16"}
+    shares = product_shares(micro, plain)
+    table = {key: {**constants, **shares[key[0]]} for key, constants in table.items()}
     flash, more = all_attention(micro)
     errors += more
     wires = {}

@@ -19,6 +19,8 @@ PRODUCTS = {
         "launch_seconds": 7.2e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.976,
+        "grouped_wgrad_share": 0.808,
     },
     ("H100", "bf16"): {
         "cast_seconds_per_element": 0.0,
@@ -32,6 +34,8 @@ PRODUCTS = {
         "launch_seconds": 3e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.883,
+        "grouped_wgrad_share": 0.729,
     },
     ("H200", "bf16"): {
         "cast_seconds_per_element": 0.0,
@@ -45,6 +49,8 @@ PRODUCTS = {
         "launch_seconds": 3.16e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.883,
+        "grouped_wgrad_share": 0.729,
     },
     ("B200", "bf16"): {
         "cast_seconds_per_element": 0.0,
@@ -58,6 +64,8 @@ PRODUCTS = {
         "launch_seconds": 2.35e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.789,
+        "grouped_wgrad_share": 0.65,
     },
     ("H100", "fp8"): {
         "cast_seconds_per_element": 2.38e-12,
@@ -71,6 +79,8 @@ PRODUCTS = {
         "launch_seconds": 3.85e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.883,
+        "grouped_wgrad_share": 0.729,
     },
     ("B200", "fp8"): {
         "cast_seconds_per_element": 1.17e-12,
@@ -84,6 +94,8 @@ PRODUCTS = {
         "launch_seconds": 4.18e-06,
         "dgrad_share": 0.992,
         "wgrad_share": 0.957,
+        "grouped_share": 0.789,
+        "grouped_wgrad_share": 0.65,
     },
 }
 """Of matrix products, by family and precision; see `kernels.Chip`."""

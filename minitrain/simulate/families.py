@@ -29,6 +29,8 @@ class Kernels(NamedTuple):
     cast_launch_seconds: float
     dgrad_share: float
     wgrad_share: float
+    grouped_share: float
+    grouped_wgrad_share: float
     memory_share: float
     memory_launch_seconds: float
     flash_share: float

@@ -27,6 +27,8 @@ TILE_M = 128
 """Rows of a product's tile, and queries of an attention kernel's tile."""
 TILE_N = 256
 """Columns of a product's tile."""
+SUM_BYTES = 8
+"""To add to an element in fp32: it is read and written."""
 HEAT_SECONDS = 0.01
 """Length of a product at which half of what heat costs is lost."""
 WIDTH = 128
@@ -54,7 +56,9 @@ class Chip(NamedTuple):
         cast_seconds_per_element: To bring an input to fp8; 0 in other precisions.
         cast_launch_seconds: Of the device, of that; 0 in other precisions.
         dgrad_share: Speed of the product for an input's gradient, of the forward's.
-        wgrad_share: Speed of the product for a weight's gradient, added in fp32.
+        wgrad_share: Speed of the product for a weight's gradient, of the forward's.
+        grouped_share: Speed of the products of many experts, of one of that size.
+        grouped_wgrad_share: Speed of those for their weights' gradients.
         memory_share: Of memory's bandwidth, by an operator that only moves bytes.
         memory_launch_seconds: Of the device, of such an operator.
         flash_share: Of `attention_flops`, by a large forward pass.
@@ -86,6 +90,8 @@ class Chip(NamedTuple):
     cast_launch_seconds: float
     dgrad_share: float
     wgrad_share: float
+    grouped_share: float
+    grouped_wgrad_share: float
     memory_share: float
     memory_launch_seconds: float
     flash_share: float
@@ -133,12 +139,18 @@ def chip(accelerator: Accelerator, precision: str, power_derate: float = 1.0) ->
     )
 
 
-def grouped_gemm_seconds(
-    c: Chip, groups: Number, m: Number, n: Number, k: Number
+def product_seconds(
+    c: Chip, groups: Number, m: Number, n: Number, k: Number, output_bytes: Number
 ) -> Number:
     """Seconds of `groups` products [m, k] x [k, n] in one kernel.
 
-    Batched products of attention, and the experts of a mixture.
+    Args:
+        c: The accelerator.
+        groups: Products of one size.
+        m: Rows of the output.
+        n: Columns of the output.
+        k: Elements that are summed up.
+        output_bytes: Moved for an element of the output.
     """
     rows = m / TILE_M
     rows = rows + c.gemm_padding * (np.ceil(rows) - rows)
@@ -149,14 +161,28 @@ def grouped_gemm_seconds(
     wave_flops = 2 * TILE_M * TILE_N * c.sms * (k + c.gemm_ramp)
     computing = waves * wave_flops / (c.gemm_share * c.flops)
     computing = computing * (1 + c.gemm_heat * computing / (computing + HEAT_SECONDS))
-    moved = groups * (c.input_bytes * (m + n) * k + c.output_bytes * m * n)
+    moved = groups * (c.input_bytes * (m + n) * k + output_bytes * m * n)
     moving = moved / (c.gemm_memory_share * c.memory_bytes_per_second)
     return c.launch_seconds + np.maximum(computing, moving)
 
 
 def gemm_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
     """Seconds of the product [m, k] x [k, n], of inputs that have its precision."""
-    return grouped_gemm_seconds(c, 1, m, n, k)
+    return product_seconds(c, 1, m, n, k, c.output_bytes)
+
+
+def batched_gemm_seconds(
+    c: Chip, groups: Number, m: Number, n: Number, k: Number
+) -> Number:
+    """Seconds of `groups` products [m, k] x [k, n], such as those of attention."""
+    return product_seconds(c, groups, m, n, k, c.output_bytes)
+
+
+def grouped_gemm_seconds(
+    c: Chip, groups: Number, m: Number, n: Number, k: Number
+) -> Number:
+    """Seconds of the products [m, k] x [k, n] of `groups` experts, m tokens each."""
+    return batched_gemm_seconds(c, groups, m, n, k) / c.grouped_share
 
 
 def dgrad_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
@@ -169,7 +195,14 @@ def wgrad_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
 
     It is added to what is there, in fp32.
     """
-    return gemm_seconds(c, k, n, m) / c.wgrad_share
+    return product_seconds(c, 1, k, n, m, SUM_BYTES) / c.wgrad_share
+
+
+def grouped_wgrad_seconds(
+    c: Chip, groups: Number, m: Number, n: Number, k: Number
+) -> Number:
+    """Seconds of the weights' gradients of the forward products of `groups` experts."""
+    return product_seconds(c, groups, k, n, m, SUM_BYTES) / c.grouped_wgrad_share
 
 
 def cast_seconds(c: Chip, elements: Number) -> Number:
@@ -266,8 +299,8 @@ def unfused_attention_seconds(
     Arguments as of `score_bytes` and `attention_seconds`.
     """
     groups = batch * heads
-    scores = grouped_gemm_seconds(c, groups, seq_q, seq_k, head_dim)
-    values = grouped_gemm_seconds(c, groups, seq_q, head_dim, seq_k)
+    scores = batched_gemm_seconds(c, groups, seq_q, seq_k, head_dim)
+    values = batched_gemm_seconds(c, groups, seq_q, head_dim, seq_k)
     products = np.where(backward, 2, 1) * (scores + values)
     moved = score_bytes(batch, heads, seq_q, seq_k, fused, dropout, backward)
     kernels = 1 + 4 * (1 - fused) + dropout
