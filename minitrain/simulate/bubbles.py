@@ -10,11 +10,11 @@ the maximum over the first, the second and the last stage: those between are ali
 The arithmetic is NumPy's, so an argument is a number, or an array with one entry for
 each plan. `minitrain.simulate.pipeline` replays the same schedules task by task, and
 `tests/simulate/test_bubbles.py` says how far the two are apart. Not at all for equal
-stages without messages, nor with a longer first and last stage under gpipe, 1f1b, zb-h1
-and zb-h2; interleaved and zb-v then by up to 5 %, by 0.2 % on average. With messages all
-of them by up to 5 %, by 0.3 % on average. zb-v is a fit: off by up to 2.5 % at worst for
-equal stages of unequal passes, and exact where the three passes take equal times. The
-zero-bubble schedules are meant for at least 2p micro-batches.
+stages without messages, nor with a longer first and last stage under gpipe, 1f1b,
+zb-h1 and zb-h2; interleaved and zb-v then by up to 5 %, by 0.2 % on average. With
+messages all of them by up to 5 %, by 0.3 % on average. zb-v is a fit: off by up to
+2.5 % for equal stages whose passes differ, and exact where forward and both backward
+passes take equal times. The zero-bubble schedules are for at least 2p micro-batches.
 """
 
 from typing import Any
