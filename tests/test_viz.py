@@ -11,7 +11,8 @@ from torch import nn
 from minitrain import show, trace, viz
 from minitrain.display import Source, Table, bytes_text
 from minitrain.viz.figure import LOOKS, PALETTE
-from minitrain.viz.time import _busy, _lanes, _moments
+from minitrain.viz.time import _moments
+from minitrain.viz.timelines import _begins, _busy, _lanes
 
 KIB = 1024
 
@@ -40,9 +41,17 @@ def traces():
     ]
 
 
+def simulated():
+    """A rank whose message begins to move while it computes."""
+    t = traces()[0]
+    t.label, t.origin_seconds, t.begins = "every rank", 0.0, [0.15, 0.4]
+    return [t]
+
+
 FIGURES = {
     "skyline": lambda: viz.skyline(traces()[0], {"formula": 16 * KIB}),
     "timeline": lambda: viz.timeline(traces()),
+    "twin": lambda: viz.twin(traces(), simulated()),
     "bars": lambda: viz.bars(
         {"plain": {"parameters": KIB, "scratch": 5}}, 2 * KIB, "H100"
     ),
@@ -87,6 +96,10 @@ def texts(figure):
     [
         ("skyline", ["live memory (KiB)", "peak 16.0 KiB", "formula 16.0 KiB"]),
         ("timeline", ["time (ms)", "rank 1", "all_reduce", "send", "computing"]),
+        (
+            "twin",
+            ["rank 1", "measured", "simulated", "every rank", "not all are ready"],
+        ),
         ("bars", ["memory (KiB)", "1,029 B", "H100 2,048 B", "scratch"]),
         ("traffic", ["from rank", "to rank", "1,024"]),
         ("ledger", ["memory a GPU (KiB)", "time a step (s)", "does not fit", "2.5 s"]),
@@ -151,6 +164,23 @@ def test_a_trace_of_nothing_is_drawn():
         pass
     assert "peak 0 B" in texts(t.skyline())
     assert "rank 0" in texts(viz.timeline([t]))
+
+
+def test_a_message_moves_when_all_its_ranks_have_called():
+    first, second = traces()
+    assert _begins([first, second], 1e9) == [[0.1, 0.3]] * 2
+    second.origin_seconds += 0.05  # it runs later by so much
+    late = _begins([first, second], 1e9)
+    assert late[0] == pytest.approx([0.15, 0.35])
+    assert late[1] == pytest.approx([0.1, 0.3]), "on its own clock"
+    assert _begins([first], 1e9) == [[0.1, 0.3]], "nothing is known of the others"
+
+
+def test_a_box_is_pale_until_its_message_moves():
+    pale, solid = traces(), traces()
+    pale[1].origin_seconds += 0.1
+    assert "not all are ready" in texts(viz.timeline(pale))
+    assert "not all are ready" not in texts(viz.timeline(solid))
 
 
 def test_traffic_refuses_what_is_not_square():

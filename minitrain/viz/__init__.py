@@ -3,7 +3,8 @@
 from minitrain.viz.amounts import Entry, bars, ledger, traffic
 from minitrain.viz.figure import FAINT, INK, PALETTE, PAPER, Figure, canvas, look
 from minitrain.viz.programs import steps
-from minitrain.viz.time import skyline, timeline
+from minitrain.viz.time import skyline
+from minitrain.viz.timelines import timeline, twin
 
 __all__ = [
     "FAINT",
@@ -20,4 +21,5 @@ __all__ = [
     "steps",
     "timeline",
     "traffic",
+    "twin",
 ]

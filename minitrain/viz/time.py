@@ -1,4 +1,4 @@
-"""Plots of a traced step: its memory as a skyline, its messages as a timeline."""
+"""Plot of a traced step's memory as a skyline."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from minitrain.display import bytes_text
 from minitrain.viz.figure import (
-    FAINT,
     INK,
     LOOKS,
-    MUTED,
     Figure,
     byte_axis,
     canvas,
@@ -149,102 +146,3 @@ def _peak_marks(
             textcoords="offset points",
             ha="right" if far else "left",
         )
-
-
-# Messages over time
-
-
-def timeline(traces: Sequence[_Traced], seconds: float = 0.0) -> Figure:
-    """What each rank does over time: a row a rank, computing above, talking below.
-
-    A gap in the upper bar is time in which the rank only waited for others. Each
-    message is a box from the call to its completion; arrows lead from a send to the
-    receive that it meets.
-
-    Args:
-        traces: One of each rank, on one clock.
-        seconds: Least length of the axis, so that figures can be compared.
-    """
-    traces = sorted(traces, key=lambda t: t.rank)
-    origin = min(t.origin_seconds for t in traces)
-    seen = {m.op for t in traces for m in t.messages}
-    operators = [
-        op for op in (*LOOKS, "reduce", "gather", "scatter", "barrier") if op in seen
-    ]
-    alt = f"Timeline of {len(traces)} ranks: computation, and " + (
-        ", ".join(op.replace("_", "-") for op in operators) or "no message"
-    )
-    ends = (t.origin_seconds - origin + t.seconds for t in traces)
-    longest = max(seconds, *ends)
-    unit, name = (1e-3, "ms") if longest < 2 else (1.0, "s")
-    with canvas(7.2, 0.9 + 0.62 * len(traces), alt) as (figure, ax):
-        for row, t in enumerate(traces):
-            shift = t.origin_seconds - origin
-            busy = [((a + shift) / unit, (b - a) / unit) for a, b in _busy(t)]
-            ax.broken_barh(busy, (row - 0.38, 0.34), facecolor=MUTED, linewidth=0)
-            ax.hlines(row + 0.4, 0, longest / unit, color=FAINT, linewidth=0.7)
-            for m, lane, lanes in _lanes(t.messages):
-                start = (m.start_seconds + shift) / unit
-                length = (m.end_seconds - m.start_seconds) / unit
-                box = (row + 0.36 * lane / lanes, 0.34 / lanes)
-                ax.broken_barh([(start, length)], box, **look(m.op, 1))
-        _arrows(ax, traces, origin, unit)
-        ax.set_xlim(0, longest / unit * 1.005)
-        ax.set_ylim(len(traces) - 0.5, -0.5)
-        ax.set_yticks(range(len(traces)), [f"rank {t.rank}" for t in traces])
-        ax.tick_params(axis="y", length=0)
-        ax.set_xlabel(f"time ({name})")
-        handles = [Patch(facecolor=MUTED, label="computing")]
-        handles += [Patch(label=op, **look(op, 1)) for op in operators]
-        ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _busy(t: _Traced) -> list[tuple[float, float]]:
-    """The stretches in which a rank was not blocked by a message."""
-    busy, free = [], 0.0
-    blocked = sorted(
-        (m.end_seconds - m.waited_seconds, m.end_seconds) for m in t.messages
-    )
-    for start, end in blocked:
-        if start > free:
-            busy.append((free, start))
-        free = max(free, end)
-    return [*busy, (free, t.seconds)] if t.seconds > free else busy
-
-
-def _lanes(messages: Sequence[Any]) -> list[tuple[Any, int, int]]:
-    """Give messages that overlap lanes of their own: message, lane, how many."""
-    free_at: list[float] = []
-    placed = []
-    for m in sorted(messages, key=lambda m: m.start_seconds):
-        lane = next(
-            (i for i, end in enumerate(free_at) if end <= m.start_seconds), len(free_at)
-        )
-        free_at[lane : lane + 1] = [m.end_seconds]
-        placed.append((m, lane))
-    return [(m, lane, len(free_at)) for m, lane in placed]
-
-
-def _arrows(ax: Axes, traces: Sequence[_Traced], origin: float, unit: float) -> None:
-    """From each send to its receive: the k-th from a to b meets the k-th at b."""
-    waiting: dict[tuple[int, int, tuple[int, ...]], list[tuple[float, int]]] = {}
-    for row, t in enumerate(traces):
-        for m in t.messages:
-            if m.op == "recv" and m.peer is not None:
-                end = (m.end_seconds + t.origin_seconds - origin) / unit
-                waiting.setdefault((m.peer, t.rank, m.group), []).append((end, row))
-    for row, t in enumerate(traces):
-        for m in t.messages:
-            arrivals = (
-                waiting.get((t.rank, m.peer, m.group)) if m.op == "send" else None
-            )
-            if arrivals:
-                end, other = arrivals.pop(0)
-                start = (m.start_seconds + t.origin_seconds - origin) / unit
-                ax.annotate(
-                    "",
-                    (end, other + (0.0 if other > row else 0.36)),
-                    (start, row + (0.36 if other > row else 0.0)),
-                    arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 0.7},
-                )
