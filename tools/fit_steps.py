@@ -34,8 +34,9 @@ from minitrain.workload.config import ModelConfig
 WIDTH = {
     "gemm_share": 0.10,
     "traffic": 0.5,
-    "launch_seconds": 3e-6,
+    "launch_seconds": 5e-6,
     "network_share": 0.25,
+    "inside_share": 0.25,
     "tensor_hidden": 0.25,
 }
 """How far a residual may stray for the price of an error of `SPREAD` in one row."""
@@ -46,14 +47,21 @@ Key = tuple[str, str, str]
 
 def main(folder: str) -> None:
     """Fit and print."""
-    groups = read_groups(Path(folder))
     print(HEAD.format(date=datetime.date.today().isoformat()))
-    for key, runs in sorted(groups.items()):
-        errors = _steps(key, runs)
-        print_group(key, errors, names_of(key, runs), len(runs))
+    for name, (low, high) in BOUNDS.items():
+        print(f'        "{name}": ({low}, {high}),')
+    print(MIDDLE)
+    done: dict[Key, Software] = {}
+    for key, runs in sorted(read_groups(Path(folder)).items()):
+        rules = done.get((*key[:2], "bf16"), SOFTWARE[key[0]])
+        narrow = float(key[2] == "fp8")
+        rules = replace(SOFTWARE[key[0]], narrow=1.0) if narrow else rules
+        names = names_of(key, runs)
+        done[key] = print_group(key, rules, _steps(runs), names, len(runs))
     stages = list(csv.DictReader((Path(folder) / "stage_times.csv").open()))
-    print_group(("megatron-flash", "A100", "bf16"), _stages(stages), STAGES, len(stages))
-    print("    }\n)")
+    key = ("megatron-flash", "A100", "bf16")
+    print_group(key, SOFTWARE[key[0]], _stages(stages), STAGES, len(stages))
+    print(TAIL)
 
 
 def read_groups(folder: Path) -> dict[Key, list[Run]]:
@@ -66,26 +74,35 @@ def read_groups(folder: Path) -> dict[Key, list[Run]]:
             except RefusedError:
                 continue
             plain = run.source == "zb-t4" and run.plan.schedule == "1f1b"
+            if run.experts:
+                continue
             if run.quantity in MEMORY or (name == "validation.csv" and not plain):
                 continue
             kind = "fp8" if run.plan.precision in ("fp8", "fp4") else "bf16"
-            groups[run.software, run.cluster.accelerator.name, kind].append(run)
+            device = run.cluster.accelerator.name
+            groups[str(run.software), device, run.fabric or kind].append(run)
     return groups
 
 
 def names_of(key: Key, runs: Sequence[Run]) -> tuple[str, ...]:
     """Which residuals the runs of a group can tell of."""
-    names = ["gemm_share"]
-    if len(runs) >= 4:
-        names.append("traffic")
-    if any(r.cluster.hosts > 1 and r.plan.dp > 1 for r in runs) and len(runs) >= 4:
-        names.append("network_share")
-    if any(r.plan.tp > 1 for r in runs) and len(runs) >= 6:
-        names.append("tensor_hidden")
-    return tuple(names)
+    software, device, kind = key
+    if kind not in ("bf16", "fp8"):
+        return "network_share", "inside_share"
+    if software == "megatron-zb":
+        return "gemm_share", "traffic", "loss_bytes"
+    if device == "B200":
+        return "gemm_share", "launch_seconds"
+    if len(runs) < 4:
+        return ("gemm_share",)
+    if software == "megatron-deepspeed":
+        return "gemm_share", "traffic"
+    if software == "internevo":
+        return "gemm_share", "network_share"
+    return "gemm_share", "traffic", "network_share", "tensor_hidden"
 
 
-def _steps(key: Key, runs: Sequence[Run]) -> Callable[[Software], np.ndarray]:
+def _steps(runs: Sequence[Run]) -> Callable[[Software], np.ndarray]:
     """Errors of whole steps: logarithms of predicted over reported time."""
     found = [predict(run) for run in runs]
     fixed = [
@@ -148,14 +165,12 @@ def _stage(rows: Sequence[dict[str, str]], soft: Software) -> np.ndarray:
 
 def print_group(
     key: Key,
+    rules: Software,
     errors: Callable[[Software], np.ndarray],
     names: Sequence[str],
     count: int,
-) -> None:
-    """Fit one group and print its line."""
-    rules = SOFTWARE[key[0]]
-    if key[2] == "fp8":
-        rules = replace(rules, narrow=1.0)
+) -> Software:
+    """Fit one group, from these rules, print its line, and return what came out."""
     usual = np.array([getattr(rules, name) for name in names])
     widths = np.array([WIDTH.get(name, 0.5 * u) for name, u in zip(names, usual)])
     low = np.array([BOUNDS[n][0] for n in names])
@@ -176,14 +191,29 @@ def print_group(
         f"        # {count} rows, {100 * np.abs(np.expm1(left)).mean():.1f} % left of"
         f" {100 * np.abs(np.expm1(before)).mean():.1f} %"
     )
+    return soft
 
 
 HEAD = '''"""The few numbers that were fitted on whole steps, and the bounds of each.
 
-Fitted on {date} by `tools/fit_steps.py` on published runs that no chapter holds against
-the predictions; each line says on how many, and what error was left.
+Printed on {date} by `tools/fit_steps.py`. The runs are none of those that a chapter
+holds against the predictions, but for zero-bubble schedules, of which the 1F1B rows were
+fitted. Each line says on how many runs, and what error was left.
 """
-'''
+
+from types import MappingProxyType
+
+BOUNDS = MappingProxyType(
+    {{'''
+MIDDLE = '''    }
+)
+"""Between which values a residual may be fitted."""
+
+RESIDUALS = MappingProxyType(
+    {'''
+TAIL = '''    }
+)
+"""By framework, accelerator, and precision of products or kind of network."""'''
 
 if __name__ == "__main__":
     main(sys.argv[1])

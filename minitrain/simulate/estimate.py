@@ -318,17 +318,19 @@ def machine_records(
     """The accelerator at the products' precision and at the wide one, and the links."""
     derate = cluster.power_derate
     wide = "bf16" if precision in ("fp8", "fp4") else precision
+    near, far = cluster.inside, cluster.across
+    near_rate = near.bytes_per_second * software.inside_share
+    far_rate = far.bytes_per_second * software.network_share
     slower = replace(
         cluster,
-        across=Link(
-            cluster.across.latency_seconds,
-            cluster.across.bytes_per_second * software.network_share,
-        ),
+        inside=Link(near.latency_seconds, near_rate),
+        across=Link(far.latency_seconds, far_rate),
     )
+    links = wires(slower)
     return (
         chip(cluster.accelerator, precision, derate),
         chip(cluster.accelerator, wide, derate),
-        wires(slower),
+        links._replace(across_rails=min(links.across_rails, software.rails)),
     )
 
 

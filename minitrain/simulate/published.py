@@ -19,6 +19,7 @@ from minitrain.simulate.plan import (
     Recompute,
     balanced_stages,
 )
+from minitrain.simulate.software import Software
 from minitrain.workload.config import ModelConfig
 
 COLUMNS = (
@@ -43,6 +44,7 @@ class Run:
 
     Attributes:
         source: Its `source_id`.
+        fabric: Kind of its network, where that has shares of its own.
         model, experts, plan, cluster, software: As `estimate` takes them. The plan's
             micro-batch and interleaving may be open: see `choices`.
         quantity, value: What was measured.
@@ -56,9 +58,10 @@ class Run:
     experts: Experts | None
     plan: Plan
     cluster: Cluster
-    software: str
+    software: str | Software
     quantity: str
     value: float
+    fabric: str = ""
     flops_count: str = "model"
     choices: list[Plan] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -90,6 +93,7 @@ def read_run(row: Row) -> Run:
         software=software,
         quantity=quantity,
         value=reader.number("value"),
+        fabric="omni-path" if "omni-path" in reader.text("interconnect").lower() else "",
         flops_count=reader.flops_count(quantity, software),
         choices=plans[1:] and plans,
         assumed=reader.assumed,
@@ -198,17 +202,25 @@ class _Reader:
         said = self.text("framework").lower()
         for word, name in FRAMEWORKS:
             if word in said:
-                return name
+                return self.version(name)
         if not said:
             raise RefusedError("framework is not given")
         raise RefusedError(f"no rules for the framework {self.text('framework')!r}")
+
+    def version(self, name: str) -> str:
+        """Megatron-LM of the year of the source, where its arXiv number says one."""
+        paper = re.search(r"arXiv[ :]*(\d\d)\d\d\.\d+", self.text("source"))
+        if name == "megatron-lm" and paper and int(paper[1]) < 22:
+            self.assumed.append("Megatron-LM as it was in 2021")
+            return "megatron-2021"
+        return name
 
     def flops_count(self, quantity: str, software: str) -> str:
         """Whether a source's FLOP/s count recomputation; its note says, or a rule."""
         note = (self.text("note") + self.text("measured_quantity")).lower()
         if "counts recompute" in note or "hfu" in note.split("mfu")[0][:60]:
             return "hardware"
-        if quantity == "tflops" and software in ("megatron-lm", "megatron-deepspeed"):
+        if quantity == "tflops" and software in ("megatron-lm", "megatron-2021", "megatron-deepspeed"):
             self.assumed.append("FLOP/s count recomputation: Megatron-LM's formula")
             return "hardware"
         return "model"

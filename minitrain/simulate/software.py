@@ -37,7 +37,8 @@ class Software:
         pipeline_hidden: Share of the messages between stages hidden in steady state.
         scatter: Stages send 1/tp of the stream and gather it there.
         added_bytes: Bytes a parameter moved to add a micro-batch's gradient.
-        gradient_bytes: Bytes of a gradient in messages and in memory.
+        gradient_bytes: Bytes of a gradient in memory.
+        message_bytes: Bytes of a gradient in the messages of data parallelism.
         weight_bytes: Bytes of a weight in messages and in memory.
         reduce_bytes: Bytes of a gradient that ZeRO-3 scatters.
         state_bytes: Bytes a parameter of optimizer state and master weights.
@@ -57,7 +58,9 @@ class Software:
         traffic: Bytes moved beside products, over those that must move, forward.
         traffic_backward: The same, backward, over those forward.
         launch_seconds: Of a kernel, for the host.
+        rails: Network cards of a host that one collective uses at most.
         network_share: Network bandwidth over the fitted one.
+        inside_share: The same, of the links of a scale-up domain.
         jitter: Share of the step lost for each doubling of hosts.
     """
 
@@ -66,7 +69,7 @@ class Software:
     fused_softmax: float = 1
     dropout: float = 0
     narrow: float = 0
-    kernels: float = 40
+    kernels: float = 80
     tensor_hidden: float = 0
     tensor_hidden_backward: float = 0.5
     context_hidden: float = 0.8
@@ -79,6 +82,7 @@ class Software:
     scatter: float = 0
     added_bytes: float = 5
     gradient_bytes: float = 4
+    message_bytes: float = 4
     weight_bytes: float = 2
     reduce_bytes: float = 4
     state_bytes: float = 12
@@ -92,12 +96,14 @@ class Software:
     update_bytes: float = 54
     fixed_seconds: float = 0.01
     reserved_bytes: float = 100 * 2**20
-    gemm_share: float = 0.95
+    gemm_share: float = 1.0
     expert_share: float = 0.8
     traffic: float = 1.0
     traffic_backward: float = 1.6
     launch_seconds: float = 5e-6
+    rails: float = 1e9
     network_share: float = 1.0
+    inside_share: float = 1.0
     jitter: float = 0.003
 
 
@@ -108,6 +114,14 @@ _megatron = Software(
     flash=0,
     dropout=1,
     scatter=1,
+)
+
+_early = replace(
+    # Before 2022 it added gradients in kernels of their own, and waited for messages.
+    _megatron,
+    name="megatron-2021",
+    added_bytes=10,
+    tensor_hidden_backward=0,
 )
 
 _core = Software(
@@ -139,15 +153,31 @@ SOFTWARE = MappingProxyType(
         s.name: s
         for s in (
             _megatron,
+            _early,
             replace(_megatron, name="megatron-flash", flash=1, dropout=0),
             # Its memory was read from the driver: context, communicators, fragments.
-            replace(_megatron, name="megatron-deepspeed", reserved_bytes=7.2 * 2**30),
+            # Gradients travel in 16 bits.
+            replace(
+                _early,
+                name="megatron-deepspeed",
+                reserved_bytes=7.2 * 2**30,
+                message_bytes=2,
+            ),
             replace(_megatron, name="megatron-zb"),
             _core,
             _fsdp,
-            replace(_fsdp, name="deepspeed-zero3", flash=0, dropout=1, added_bytes=5),
-            replace(_core, name="internevo", tensor_hidden=0),
-            replace(_core, name="maxtext", pipeline_hidden=0),
+            replace(_fsdp, name="deepspeed-zero3", flash=0, dropout=1, rails=1),
+            # Ranks broadcast the weights that they own one after the other.
+            replace(
+                _core,
+                name="internevo",
+                tensor_hidden=0,
+                gather_hidden=0,
+                message_bytes=2,
+                rails=2,
+            ),
+            # XLA gathers a layer's weights before it starts on it.
+            replace(_core, name="maxtext", pipeline_hidden=0, shard_hidden=0),
             replace(_fsdp, name="fsdp-unfused", flash=0, dropout=1),
             replace(_fsdp, name="minitrain", data_hidden=0.9),
         )
@@ -155,7 +185,9 @@ SOFTWARE = MappingProxyType(
 )
 
 
-def software(name: str, accelerator: str = "", precision: str = "bf16") -> Software:
+def software(
+    name: str, accelerator: str = "", precision: str = "bf16", fabric: str = ""
+) -> Software:
     """A framework's rules, with what was fitted for it on an accelerator.
 
     Args:
@@ -163,6 +195,7 @@ def software(name: str, accelerator: str = "", precision: str = "bf16") -> Softw
         accelerator: Name in `ACCELERATORS`; residuals of another one of the same
             framework, or none, where nothing was fitted for it.
         precision: Of the plan; residuals of fp8 are their own.
+        fabric: Kind of network, where shares were fitted for it.
 
     Raises:
         ValueError: There is no such framework.
@@ -172,7 +205,8 @@ def software(name: str, accelerator: str = "", precision: str = "bf16") -> Softw
     rules = SOFTWARE[name]
     eight = precision in ("fp8", "fp4")
     fitted = residuals_of(name, accelerator, "fp8" if eight else "bf16")
-    return replace(rules, narrow=float(eight), **fitted)
+    links = RESIDUALS.get((name, accelerator, fabric), {})
+    return replace(rules, narrow=float(eight), **{**fitted, **links})
 
 
 def residuals_of(name: str, accelerator: str, kind: str) -> Mapping[str, float]:
@@ -199,10 +233,7 @@ NEAREST = MappingProxyType(
 
 NEAREST_SOFTWARE = MappingProxyType(
     {
-        "megatron-lm": ("megatron-flash",),
-        "megatron-zb": ("megatron-flash",),
         "fsdp": ("megatron-core",),
-        "fsdp-unfused": ("megatron-flash",),
         "deepspeed-zero3": ("megatron-deepspeed",),
         "minitrain": ("fsdp", "megatron-core"),
     }

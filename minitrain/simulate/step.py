@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.simulate import layer
+from minitrain.simulate.bubbles import pipeline_span_seconds
 from minitrain.simulate.kernels import gemm_seconds, memory_seconds
 from minitrain.simulate.network import (
     all_gather_seconds,
@@ -91,34 +92,46 @@ def embedding_seconds(s, w, soft):
 # The stages and the pipeline
 
 
-def span_seconds(s, forward, backward, weight, slowest_forward, slowest_backward):
+def span_seconds(s, forward, backward, weight, ends, sends):
     """Seconds from the first micro-batch's start to the last one's end.
-
-    The slowest stage works on all micro-batches; a micro-batch passes the other stages
-    once before it begins and after it ends. What of that is saved depends on the
-    schedule: chunks (arXiv:2104.04473, section 2.2), or the gradients of weights put
-    off (Qi et al., arXiv:2401.10241, table 2).
 
     Args:
         s: Sizes of the step.
-        forward: Of one micro-batch in all stages together.
+        forward: Of one block and one micro-batch.
         backward: The same, gradients of inputs and weights.
         weight: The part of `backward` that gives gradients of weights.
-        slowest_forward: Of one micro-batch in the slowest stage.
-        slowest_backward: The same.
+        ends: What the embedding takes forward and backward, and the head; a part of it
+            where every stage has a part of them.
+        sends: Of a message between stages, and what of it a stage waits for.
     """
-    slowest = slowest_forward + slowest_backward
-    rest = forward + backward - slowest
-    busy = s.micro_batches * slowest
-    others = weight * (s.pp - 1) / s.pp
-    chunked = rest / s.interleave
-    h1 = np.maximum(rest - 2 * others, 0)
-    h2 = np.maximum(rest - 3 * others, 0)
-    is_interleaved = s.schedule == 2
-    is_h1 = s.schedule == 3
-    is_h2 = (s.schedule == 4) + (s.schedule == 5) > 0
-    bubble = np.where(is_interleaved, chunked, np.where(is_h1, h1, rest))
-    return busy + np.where(is_h2, h2, bubble)
+    table_f, table_b, head_f, head_b = ends
+    send, wait = sends
+    layers, chunks = s.stage_layers, s.interleave
+    spread = s.schedule > 5
+    part = np.where(spread, 1 / s.pp, 0)
+    each_f, each_b = part * (table_f + head_f), part * (table_b + head_b)
+    slowed = np.where(spread, np.where(s.schedule == 8, 1.03, SPREAD_SLOWDOWN), 1)
+    first, last = s.first_layers - layers, s.last_layers - layers
+    alone = np.where(spread, 0, 1)
+    return pipeline_span_seconds(
+        np.where(spread, 1, s.schedule),
+        s.pp,
+        s.micro_batches,
+        chunks,
+        slowed * (layers * forward + each_f) + wait * chunks,
+        slowed * (layers * (backward - weight) + each_b) + wait * chunks,
+        slowed * layers * weight,
+        first * forward + alone * table_f,
+        first * backward + alone * table_b,
+        last * forward + alone * head_f,
+        last * backward + alone * head_b,
+        send,
+    )
+
+
+SPREAD_SLOWDOWN = 1.07
+"""Of a stage, by the passes of a spread vocabulary and their all-reduces beside it: the
+median of measured stages (arXiv:2411.05288, its artifact); 1.03 where they interlace."""
 
 
 def data_seconds(s, n, soft, gradient_window, gather_window):
@@ -130,7 +143,7 @@ def data_seconds(s, n, soft, gradient_window, gather_window):
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
-    gradients = soft.gradient_bytes * s.stage_parameters
+    gradients = soft.message_bytes * s.stage_parameters
     weights = soft.weight_bytes * s.stage_parameters
     summed = all_reduce_seconds(n, gradients, s.dp * s.cp, layer_inside(s, n))
     across = all_reduce_seconds(
@@ -179,11 +192,6 @@ def update_seconds(s, w, soft):
     return memory_seconds(w, soft.update_bytes * owned)
 
 
-SPREAD_SLOWDOWN = 1.07
-"""Of a stage, by the passes of a spread vocabulary and their all-reduces beside it: the
-median of measured stages (arXiv:2411.05288, its artifact); 1.03 where they interlace."""
-
-
 def step_seconds(s, c, w, n, soft):
     """Seconds of a step by part, in the order of `PARTS`; their sum is the step."""
     f = block_forward(s, c, w, n, soft)
@@ -200,29 +208,23 @@ def assembled_seconds(s, w, n, soft, block_f, block_b):
     backward = bp + bc + bm + bt + bi + again
     head_f, head_b = head_seconds(s, w, soft)
     table_f, table_b = embedding_seconds(s, w, soft)
-    spread = (s.schedule == 6) + (s.schedule == 7) + (s.schedule == 8)
-    outside = 1 - spread * (s.pp - 1) / s.pp
     sharded = sharded_seconds(s, n, soft, forward, backward)
-    slow_f, slow_b = slowest_stage(
-        s, forward, backward, head_f * outside, head_b * outside, table_f, table_b
-    )
-    slow_b = slow_b + sharded
-    slowed = np.where(s.schedule == 8, 1.03, np.where(spread > 0, SPREAD_SLOWDOWN, 1))
-    slow_f, slow_b = slow_f * slowed, slow_b * slowed
+    send = pipeline_message_seconds(s, n, soft)
+    wait = send * (1 - soft.pipeline_hidden)
+    ends = table_f, table_b, head_f, head_b
+    lasting = backward + sharded / s.stage_layers
+    span = span_seconds(s, forward, lasting, bp / 2, ends, (send, wait))
+    m = s.micro_batches
     all_f = s.layers * forward + head_f + table_f
     all_b = s.layers * backward + head_b + table_b + s.pp * sharded
-    half = bp / 2
-    span = span_seconds(s, all_f, all_b, s.layers * half, slow_f, slow_b)
-    m = s.micro_batches
-    sends = pipeline_message_seconds(s, n, soft)
+    sends = 2 * m * s.interleave * wait
     window = s.stage_layers * backward
     data = data_seconds(s, n, soft, window, s.stage_layers * forward * s.gather_times)
     update = update_seconds(s, w, soft)
-    mean_f, mean_b = all_f / s.pp, all_b / s.pp
-    busy = m * (mean_f + mean_b)
+    busy = m * (all_f + all_b) / s.pp + sends
     per = m * s.layers / s.pp
     ends = m * (head_f + head_b + table_f + table_b) / s.pp
-    total = span + sends + data + update + soft.fixed_seconds
+    total = span + data + update + soft.fixed_seconds
     lost = total * (soft.jitter * np.log2(np.maximum(s.hosts, 1)))
     return (
         per * (fp + bp),
@@ -257,28 +259,12 @@ PARTS = (
 """What `step_seconds` returns, in order."""
 
 
-def slowest_stage(s, forward, backward, head_f, head_b, table_f, table_b):
-    """Forward and backward of a micro-batch in the stage that takes longest."""
-    first_f = s.first_layers * forward + table_f
-    first_b = s.first_layers * backward + table_b
-    last_f = s.last_layers * forward + head_f + np.where(s.pp > 1, 0, table_f)
-    last_b = s.last_layers * backward + head_b + np.where(s.pp > 1, 0, table_b)
-    most_f, most_b = s.stage_layers * forward, s.stage_layers * backward
-    first, last = first_f + first_b, last_f + last_b
-    by_first = first > np.maximum(last, most_f + most_b)
-    by_last = last > most_f + most_b
-    f = np.where(by_first, first_f, np.where(by_last, last_f, most_f))
-    b = np.where(by_first, first_b, np.where(by_last, last_b, most_b))
-    return f, b
-
-
 def pipeline_message_seconds(s, n, soft):
-    """What a stage waits for its neighbours' messages in a step."""
+    """Of a micro-batch's stream from one stage to the next."""
     inside = s.tp * s.cp * s.dp < n.domain_ranks
     scattered = np.where(s.sp + soft.scatter > 0, s.tp, 1)
     one = send_seconds(n, layer.tokens(s) * s.hidden * 2 / scattered, inside)
-    steady = 2 * s.micro_batches * s.interleave * (1 - soft.pipeline_hidden)
-    return np.where(s.pp > 1, (steady + 2 * (s.pp - 1)) * one, 0)
+    return np.where(s.pp > 1, one, 0)
 
 
 Seconds = Any

@@ -16,6 +16,7 @@ from typing import Any
 
 from minitrain.simulate.estimate import Estimate, estimate, flops
 from minitrain.simulate.published import RefusedError, Row, Run, read_run
+from minitrain.simulate.software import software as find_software
 
 GIB = 2**30
 
@@ -117,9 +118,11 @@ def predict(run: Run) -> Prediction:
         ValueError: No plan of the run is possible.
     """
     plans = run.choices or [run.plan]
-    made = [
-        estimate(run.model, p, run.cluster, run.software, run.experts) for p in plans
-    ]
+    soft = run.software
+    if isinstance(soft, str):
+        name, precision = run.cluster.accelerator.name, run.plan.precision
+        soft = find_software(soft, name, precision, run.fabric)
+    made = [estimate(run.model, p, run.cluster, soft, run.experts) for p in plans]
     fitting = [e for e in made if e.memory_bytes <= e.cluster.accelerator.memory_bytes]
     best = min(fitting or made, key=lambda e: e.step_seconds)
     value, low, high = quantity(run, best)
