@@ -77,6 +77,9 @@ GEMM_SHARE: Mapping[tuple[str, str], float] = MappingProxyType(
 )
 """Share of the peak by large products, of families whose constants are another's."""
 
+WITHOUT_LIMIT = ("TPU",)
+"""Families whose domains reach the network through all their hosts: assumed. Of the 72
+devices of a GB200 rack, as many cards as `across_rails` were seen to be busy."""
 MESH = ("MI300X", "MI325X", "MI355X", "Gaudi2")
 """Families whose devices have a link to each other and no switch between."""
 ADDING = ("H100", "H200", "B200", "B300", "GB200")
@@ -117,7 +120,8 @@ def kernels_of(family: str, precision: str) -> tuple[Kernels, float]:
 
 def protocols_of(family: str) -> tuple[Mapping[str, float], float]:
     """The constants of a family's collectives; and 1 if measured there, else 0."""
-    near = NEAR.get(family, "A100")
-    known = family if family in PROTOCOLS else near
-    measured = family in PROTOCOLS or family in NEAR
-    return {**PROTOCOLS[known], **ACROSS}, float(measured)
+    near = family if family in PROTOCOLS else NEAR.get(family, "A100")
+    known = {**PROTOCOLS[near], **ACROSS}
+    if family in WITHOUT_LIMIT:
+        known["across_rails"] = 1e9
+    return known, float(family in PROTOCOLS or family in NEAR)

@@ -305,14 +305,14 @@ def broadcast_seconds(
 ) -> Number:
     """Seconds in which all ranks get one's `payload_bytes`, in pieces along a ring.
 
-    Not measured: with the constants of an all-gather. Arguments as of
+    Not measured: with the constants of an all-gather of many ranks. Arguments as of
     `all_gather_seconds`.
     """
     domains, several = ranks / inside, np.minimum(inside - 1, 1)
     near = protocol_seconds(
         w,
         several * payload_bytes,
-        inside_rate(w, inside, w.lone),
+        inside_rate(w, inside, 0.0),
         w.all_gather_start_seconds,
         w.all_gather_share,
     )
