@@ -6,6 +6,15 @@ from importlib import import_module
 
 COMMANDS = {
     "train": ("minitrain.train", "train a language model on text"),
+    "simulate": (
+        "minitrain.commands.simulate",
+        "predict a training step on a cluster",
+    ),
+    "sweep": ("minitrain.commands.sweep", "compare many layouts on a cluster"),
+    "validate": (
+        "minitrain.commands.validate",
+        "hold predictions against published runs",
+    ),
 }
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     "ledger",
     "options",
     "progress",
+    "commands",
     "trainer",
     "train",
     "exercises",

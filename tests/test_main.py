@@ -11,7 +11,9 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     from minitrain.__main__ import main
 
     assert main(["--help"]) == 0
-    assert "train  train a language model" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "train     train a language model" in said
+    assert "simulate  predict a training step" in said
     assert main(["trian"]) == 2
     assert "no command is called 'trian'; there is train" in capsys.readouterr().err
     assert main([]) == 2
