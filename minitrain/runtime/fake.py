@@ -5,6 +5,7 @@ at once, and nothing is sent. The tensors are on the device "cpu" and take the p
 that device, but hold no memory: a model of any size fits.
 """
 
+import gc
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -63,6 +64,7 @@ def player(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def play(*arguments: Any) -> Any:
+        gc.freeze()  # what is loaded stays, and need not be looked through again
         # A tensor that came along in some other way is taken as if it had no values.
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             arguments = tree_map(lambda a: _without_values(a, mode), arguments)

@@ -55,6 +55,9 @@ def record(rank: int, operators: bool = False) -> Iterator[Recorder]:
         yield recorder
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 class _Pending:
     """A call that was made, until we know when it was complete."""
 
@@ -132,6 +135,8 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for many times in each operator
         kwargs = kwargs or {}
         for cls in types:
             if self._wraps(cls):  # it comes back to us with its inner tensors
