@@ -41,6 +41,7 @@ SIMUMAX = "MooreThreads/SimuMax v1.2, configs/system"
 
 PRODUCT = {
     "gemm_share": Bound(0.8, 0.3, 0.95),
+    "gemm_small_share": Bound(0.8, 0.5, 1),
     "gemm_ramp": Bound(100, 0, 2000),
     "gemm_quantum": Bound(0.2, 0, 1),
     "gemm_padding": Bound(0.5, 0, 1),

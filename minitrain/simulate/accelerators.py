@@ -280,7 +280,7 @@ _DERIVED = (
             "fp8": 5000.0 * TERA,  # DS GB300 NVL72: 720 PF of 72 with sparsity
             "fp4": 15000.0 * TERA,  # DS GB300 NVL72: 1,080 PF of 72, dense
         },
-        memory_bytes=288 * GB,  # DS GB300 NVL72: up to 21 TB of 72
+        memory_bytes=288 * GB,  # DS GB300: HBM3e of a device
         watts=1400,  # DS GB300 NVL72
         scale_up_ranks=72,  # DS GB300 NVL72
         scale_up_hosts=1,  # DS GB300 NVL72: a domain is 18 trays

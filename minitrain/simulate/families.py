@@ -19,6 +19,7 @@ class Kernels(NamedTuple):
     """The constants of a chip's kernels; the fields are those of `kernels.Chip`."""
 
     gemm_share: float
+    gemm_small_share: float
     gemm_ramp: float
     gemm_quantum: float
     gemm_padding: float
@@ -57,6 +58,8 @@ NEAR: Mapping[str, str] = MappingProxyType(
 )
 """The measured family nearest to one; A100 to all others."""
 
+_B200 = PRODUCTS["B200", "bf16"]["gemm_share"]
+_B200_FP8 = PRODUCTS["B200", "fp8"]["gemm_share"]
 GEMM_SHARE: Mapping[tuple[str, str], float] = MappingProxyType(
     {
         # The best shape of mamf-finder (Bekman, ml-engineering, 2025), less the 5 %
@@ -69,8 +72,9 @@ GEMM_SHARE: Mapping[tuple[str, str], float] = MappingProxyType(
         ("MI355X", "fp8"): 0.95 * 1565.0 / 2516.6,  # assumed: as bf16
         ("Gaudi2", "bf16"): 0.95 * 418.7 / 432.0,
         ("Gaudi2", "fp8"): 0.95 * 826.5 / 865.0,
-        ("GB200", "bf16"): 0.95 * 1822.0 / 2500.0,
-        ("GB200", "fp8"): 0.95 * 3615.6 / 5000.0,
+        # As B200, less what its best shape falls behind that of B200.
+        ("GB200", "bf16"): _B200 * (1822.0 / 2500.0) / (1745.0 / 2250.0),
+        ("GB200", "fp8"): _B200_FP8 * (3615.6 / 5000.0) / (3432.5 / 4500.0),
         ("TPU", "bf16"): 0.9,  # assumed: one large systolic array, no tiles to fill
         ("TPU", "fp8"): 0.9,  # assumed: as bf16
     }

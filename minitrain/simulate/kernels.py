@@ -4,9 +4,10 @@ Every function here takes a `Chip` and sizes, each a number or an array of numbe
 returns seconds of device time. They are pure arithmetic in numpy, so that the same
 source serves one configuration, a million of them, and a page without Python.
 
-A matrix product is cut into tiles; the SMs work them off in waves, each tile runs
-through k at a share of the SM's peak and loses a start and an end; long products heat
-the device, which lowers its clock; nothing is faster than memory. An attention kernel
+A matrix product is cut into large or small tiles, whichever is faster; the SMs work
+them off in waves, each tile runs through k at a share of the SM's peak and loses a
+start and an end; long products heat the device, which lowers its clock; nothing is
+faster than memory. An attention kernel
 gives each SM a tile of queries; the longest of them bounds the whole. What only moves
 bytes takes a share of the memory's bandwidth.
 """
@@ -24,9 +25,11 @@ Number = Any
 """A number, or an array of numbers: an array of sizes gives an array of seconds."""
 
 TILE_M = 128
-"""Rows of a product's tile, and queries of an attention kernel's tile."""
+"""Rows of a product's large tile, and queries of an attention kernel's tile."""
 TILE_N = 256
-"""Columns of a product's tile."""
+"""Columns of a product's large tile."""
+SMALL = 64
+"""Rows and columns of a small tile."""
 SUM_BYTES = 8
 """To add to an element in fp32: it is read and written."""
 HEAT_SECONDS = 0.01
@@ -47,6 +50,7 @@ class Chip(NamedTuple):
         input_bytes: Of one element of a product's inputs.
         output_bytes: Of one element of its output.
         gemm_share: Of `flops`, by a large product on a cool device.
+        gemm_small_share: Of `gemm_share`, by small tiles, which fill waves better.
         gemm_ramp: Elements of k whose time a tile loses to its start and end.
         gemm_quantum: Share of the last, unfilled wave that is lost.
         gemm_padding: Share of the last, unfilled row and column of tiles that is lost.
@@ -80,6 +84,7 @@ class Chip(NamedTuple):
     input_bytes: float
     output_bytes: float
     gemm_share: float
+    gemm_small_share: float
     gemm_ramp: float
     gemm_quantum: float
     gemm_padding: float
@@ -139,6 +144,21 @@ def chip(accelerator: Accelerator, precision: str, power_derate: float = 1.0) ->
     )
 
 
+def tile_rounds(
+    c: Chip, groups: Number, m: Number, n: Number, tile_m: float, tile_n: float
+) -> Number:
+    """Waves of tiles of one size that `groups` outputs [m, n] take.
+
+    An unfilled wave, and an unfilled last row or column of tiles, costs a share of what
+    a filled one does.
+    """
+    rows, columns = m / tile_m, n / tile_n
+    rows = rows + c.gemm_padding * (np.ceil(rows) - rows)
+    columns = columns + c.gemm_padding * (np.ceil(columns) - columns)
+    waves = groups * rows * columns / c.sms
+    return waves + c.gemm_quantum * (np.ceil(waves) - waves)
+
+
 def product_seconds(
     c: Chip, groups: Number, m: Number, n: Number, k: Number, output_bytes: Number
 ) -> Number:
@@ -152,14 +172,10 @@ def product_seconds(
         k: Elements that are summed up.
         output_bytes: Moved for an element of the output.
     """
-    rows = m / TILE_M
-    rows = rows + c.gemm_padding * (np.ceil(rows) - rows)
-    columns = n / TILE_N
-    columns = columns + c.gemm_padding * (np.ceil(columns) - columns)
-    waves = groups * rows * columns / c.sms
-    waves = waves + c.gemm_quantum * (np.ceil(waves) - waves)
-    wave_flops = 2 * TILE_M * TILE_N * c.sms * (k + c.gemm_ramp)
-    computing = waves * wave_flops / (c.gemm_share * c.flops)
+    large = tile_rounds(c, groups, m, n, TILE_M, TILE_N) * (TILE_M * TILE_N)
+    small = tile_rounds(c, groups, m, n, SMALL, SMALL) * (SMALL**2 / c.gemm_small_share)
+    outputs = np.minimum(large, small) * c.sms
+    computing = 2 * outputs * (k + c.gemm_ramp) / (c.gemm_share * c.flops)
     computing = computing * (1 + c.gemm_heat * computing / (computing + HEAT_SECONDS))
     moved = groups * (c.input_bytes * (m + n) * k + output_bytes * m * n)
     moving = moved / (c.gemm_memory_share * c.memory_bytes_per_second)

@@ -52,6 +52,7 @@ def test_a_line_is_found_within_its_bounds():
 
 KNOWN = {
     "gemm_share": 0.72,
+    "gemm_small_share": 0.7,
     "gemm_ramp": 250.0,
     "gemm_quantum": 0.4,
     "gemm_padding": 0.6,
