@@ -2,8 +2,8 @@
 
 DATA_FOLDER holds `calibration.csv`, a table of published runs (the columns of
 `minitrain.simulate.published`), `stage_times.csv`, measured stages of a pipeline, and
-`validation.csv`, of which only the 1F1B rows of zero-bubble schedules are used. For each
-framework, accelerator and precision at most four numbers are fitted, each within
+`validation.csv`, of which only the 1F1B rows of zero-bubble schedules are used. For
+each framework, accelerator and precision at most four numbers are fitted, each within
 `BOUNDS`, and each drawn towards what it is without a fit. Prints `residuals.py`.
 """
 
@@ -17,16 +17,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from minitrain.simulate import step
-from minitrain.simulate.estimate import machine_records, sizes
+from minitrain.simulate.estimate import machine_records
 from minitrain.simulate.hardware import cluster
 from minitrain.simulate.plan import Plan
 from minitrain.simulate.published import RefusedError, Run, read_run
 from minitrain.simulate.residuals import BOUNDS
+from minitrain.simulate.sizes import sizes
 from minitrain.simulate.software import SOFTWARE, Software
 from minitrain.simulate.validation import MEMORY, predict
 from minitrain.workload.config import ModelConfig
@@ -86,13 +88,11 @@ def read_groups(folder: Path) -> dict[Key, list[Run]]:
 
 def names_of(key: Key, runs: Sequence[Run]) -> tuple[str, ...]:
     """Which residuals the runs of a group can tell of."""
-    software, device, kind = key
+    software, _, kind = key
     if kind not in ("bf16", "fp8"):
         return "network_share", "inside_share"
     if software == "megatron-zb":
         return "gemm_share", "traffic", "loss_bytes"
-    if device == "B200":
-        return "gemm_share", "launch_seconds"
     if len(runs) < 4:
         return ("gemm_share",)
     if software == "megatron-deepspeed":
@@ -120,7 +120,7 @@ STAGES = ("gemm_share", "traffic", "traffic_backward", "loss_bytes")
 
 
 def _stages(rows: Sequence[dict[str, str]]) -> Callable[[Software], np.ndarray]:
-    """Errors of measured stages: forward and backward of middle ones and of the last."""
+    """Errors of measured stages, forward and backward: middle ones, and the last."""
     table: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         if row["method"] == "base":
@@ -163,6 +163,11 @@ def _stage(rows: Sequence[dict[str, str]], soft: Software) -> np.ndarray:
     return np.array([math.log(made / seen) for made, seen in pairs])
 
 
+def _with(rules: Software, names: Sequence[str], x: np.ndarray) -> Software:
+    values: dict[str, Any] = dict(zip(names, map(float, x), strict=True))
+    return replace(rules, **values)
+
+
 def print_group(
     key: Key,
     rules: Software,
@@ -172,21 +177,25 @@ def print_group(
 ) -> Software:
     """Fit one group, from these rules, print its line, and return what came out."""
     usual = np.array([getattr(rules, name) for name in names])
-    widths = np.array([WIDTH.get(name, 0.5 * u) for name, u in zip(names, usual)])
+    widths = np.array(
+        [WIDTH.get(name, 0.5 * u) for name, u in zip(names, usual, strict=True)]
+    )
     low = np.array([BOUNDS[n][0] for n in names])
     high = np.array([BOUNDS[n][1] for n in names])
 
     def cost(x: np.ndarray) -> np.ndarray:
-        soft = replace(rules, **dict(zip(names, map(float, x), strict=True)))
+        soft = _with(rules, names, x)
         return np.concatenate([errors(soft) / SPREAD, (x - usual) / widths])
 
     start = np.clip(usual, low + 1e-9, high - 1e-9)
     fit = least_squares(cost, start, bounds=(low, high), x_scale=widths, diff_step=1e-3)
-    soft = replace(rules, **dict(zip(names, map(float, fit.x), strict=True)))
+    soft = _with(rules, names, fit.x)
     left = errors(soft)
     before = errors(rules)
-    words = ", ".join(f'"{n}": {v:.3g}' for n, v in zip(names, fit.x, strict=True))
-    print(f"        {key!r}: {{{words}}},")
+    print(f"        {key!r}: {{")
+    for name, value in zip(names, fit.x, strict=True):
+        print(f'            "{name}": {value:.3g},')
+    print("        },")
     print(
         f"        # {count} rows, {100 * np.abs(np.expm1(left)).mean():.1f} % left of"
         f" {100 * np.abs(np.expm1(before)).mean():.1f} %"
@@ -197,8 +206,8 @@ def print_group(
 HEAD = '''"""The few numbers that were fitted on whole steps, and the bounds of each.
 
 Printed on {date} by `tools/fit_steps.py`. The runs are none of those that a chapter
-holds against the predictions, but for zero-bubble schedules, of which the 1F1B rows were
-fitted. Each line says on how many runs, and what error was left.
+holds against the predictions, but for zero-bubble schedules, of which the 1F1B rows
+were fitted. Each line says on how many runs, and what error was left.
 """
 
 from types import MappingProxyType

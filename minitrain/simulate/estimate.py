@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,133 +12,12 @@ from minitrain.simulate.hardware import Cluster, Link
 from minitrain.simulate.hardware import cluster as read_cluster
 from minitrain.simulate.kernels import Chip, chip
 from minitrain.simulate.network import Wires, wires
-from minitrain.simulate.plan import SCHEDULES, Experts, Plan
+from minitrain.simulate.plan import Experts, Plan
+from minitrain.simulate.sizes import Sizes, attention_matrices, sizes, stack
 from minitrain.simulate.software import Software
 from minitrain.simulate.software import software as find_software
 from minitrain.workload import costs, formulas
 from minitrain.workload.config import ModelConfig
-
-
-@dataclass
-class Sizes:
-    """A step in numbers, or in arrays of them; what the closed forms read."""
-
-    layers: Any
-    hidden: Any
-    heads: Any
-    kv_heads: Any
-    head_dim: Any
-    ffn: Any
-    gated: Any
-    rope: Any
-    vocab: Any
-    moe: Any
-    experts: Any
-    top_k: Any
-    expert_ffn: Any
-    shared_ffn: Any
-    imbalance: Any
-    latent: Any
-    seq: Any
-    micro_batch: Any
-    micro_batches: Any
-    tp: Any
-    pp: Any
-    dp: Any
-    cp: Any
-    ep: Any
-    sp: Any
-    zero: Any
-    shard_ranks: Any
-    interleave: Any
-    schedule: Any
-    first_layers: Any
-    last_layers: Any
-    stage_layers: Any
-    recompute_full: Any
-    recompute_core: Any
-    block_parameters: Any
-    stage_parameters: Any
-    expert_parameters: Any
-    tables: Any
-    gather_times: Any
-    hosts: Any
-
-
-def sizes(
-    model: ModelConfig, plan: Plan, hosts: int, experts: Experts | None = None
-) -> Sizes:
-    """The numbers of a plan."""
-    stages = plan.layers_of_stages(model.layers)
-    dense = formulas.block_matrices(
-        model.hidden,
-        model.heads,
-        model.kv_heads,
-        model.head_dim,
-        model.ffn,
-        int(model.activation == "swiglu"),
-    )
-    gated = int(model.activation == "swiglu")
-    block = dense / plan.tp
-    moe, routed = 0.0, 0.0
-    if experts:
-        dense -= (1 - experts.latent) * _attention_matrices(model)
-        block = dense / plan.tp
-        moe = (model.layers - experts.dense_layers) / model.layers
-        mlp = (2 + gated) * model.hidden * model.ffn
-        each = (2 + gated) * model.hidden * experts.ffn
-        shared = (2 + gated) * model.hidden * experts.shared_ffn
-        routed = moe * each * experts.count / plan.ep
-        block = (dense - moe * mlp + moe * shared) / plan.tp + routed
-    table = model.vocab_size * model.hidden / plan.tp
-    tables = table if plan.pp > 1 or model.tie_embeddings else 2 * table
-    return Sizes(
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn=model.ffn,
-        gated=gated,
-        rope=int(model.positions == "rope"),
-        vocab=model.vocab_size,
-        moe=moe,
-        experts=experts.count if experts else 1,
-        top_k=experts.top_k if experts else 1,
-        expert_ffn=experts.ffn if experts else 1,
-        shared_ffn=experts.shared_ffn if experts else 0,
-        imbalance=experts.imbalance if experts else 1.0,
-        latent=experts.latent if experts else 1.0,
-        seq=plan.seq,
-        micro_batch=plan.micro_batch,
-        micro_batches=plan.micro_batches,
-        tp=plan.tp,
-        pp=plan.pp,
-        dp=plan.dp,
-        cp=plan.cp,
-        ep=plan.ep,
-        sp=int(plan.sequence_parallel),
-        zero=plan.zero,
-        shard_ranks=plan.shard_ranks or plan.dp * plan.cp,
-        interleave=plan.interleave,
-        schedule=SCHEDULES.index(plan.schedule),
-        first_layers=stages[0],
-        last_layers=stages[-1],
-        stage_layers=max(stages),
-        recompute_full=int(plan.recompute == "full"),
-        recompute_core=int(plan.recompute == "selective"),
-        block_parameters=block,
-        stage_parameters=max(stages) * block + tables,
-        expert_parameters=routed,
-        tables=1 if model.tie_embeddings else 2,
-        gather_times=1,
-        hosts=hosts,
-    )
-
-
-def _attention_matrices(model: ModelConfig) -> int:
-    width = model.heads + model.kv_heads
-    return 2 * model.hidden * width * model.head_dim
 
 
 @dataclass(frozen=True)
@@ -236,11 +114,10 @@ def flops(
         passed = experts.top_k * experts.ffn + experts.shared_ffn
         sparse = model.layers - experts.dense_layers
         more = matrices * model.hidden * (passed - model.ffn) * sparse
-        saved = (1 - experts.latent) * _attention_matrices(model) * model.layers
-        more = more - saved
-        extra = formulas.matmul_flops(batch * seq, more)
+        saved = (1 - experts.latent) * attention_matrices(model) * model.layers
+        extra = 2 * batch * seq * (more - saved)
     else:
-        extra = 0
+        extra = 0.0
     head = formulas.matmul_flops(batch * seq, model.hidden * model.vocab_size)
     core = formulas.attention_flops(batch, seq, model.heads, model.head_dim)
     forward = costs.forward_flops(model, batch, seq) + extra
@@ -339,9 +216,9 @@ def interval(
 ) -> tuple[float, float]:
     """Seconds between which 80 % of measured steps should lie.
 
-    The half width is relative: what predictions of the calibration rows missed by (their
-    80th percentile), wider where experts route, where the precision is narrow, and where
-    the accelerator's kernels were not measured.
+    The half width is relative: the 80th percentile of what predictions of the
+    calibration rows missed by; wider for experts, and where the accelerator's kernels
+    were not measured.
     """
     known = chip(cluster.accelerator, plan.precision).measured > 0
     half = HALF_WIDTH * (1.0 if known else 1.6)
@@ -375,18 +252,6 @@ def sweep(
         plan.check(model, cluster.world_size, experts)
     columns = [sizes(model, plan, cluster.hosts, experts) for plan in plans]
     return evaluate(stack(columns), cluster, plans[0].precision, software)
-
-
-def stack(rows: Sequence[Sizes]) -> Sizes:
-    """Many steps as one record: a number where all agree, else an array."""
-    names = [f.name for f in fields(Sizes)]
-    table = np.array([[getattr(row, n) for n in names] for row in rows], dtype=float)
-    same = (table == table[0]).all(axis=0)
-    columns = [
-        float(column[0]) if one else np.ascontiguousarray(column)
-        for column, one in zip(table.T, same, strict=True)
-    ]
-    return Sizes(**dict(zip(names, columns, strict=True)))
 
 
 def evaluate(

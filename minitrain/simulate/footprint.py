@@ -8,6 +8,8 @@ activations wait longest, or the last one, which has the head and the logits
 import numpy as np
 
 from minitrain.simulate import layer
+from minitrain.simulate.sizes import Number, Sizes
+from minitrain.simulate.software import Software
 
 KINDS = (
     "weights",
@@ -20,7 +22,7 @@ KINDS = (
 """What `stage_bytes` returns, in order."""
 
 
-def block_activation_bytes(s, soft):
+def block_activation_bytes(s: Sizes, soft: Software) -> Number:
     """What a block keeps of one micro-batch until its backward pass, on a rank.
 
     Of every token: the inputs of two norms and of the products behind them, and masks
@@ -34,9 +36,7 @@ def block_activation_bytes(s, soft):
     sums = layer.tokens(s) * 4 * s.heads / s.tp * soft.flash
     dense = layer.tokens(s) * 2 * (2 + s.gated) * s.ffn / s.tp
     shared = layer.tokens(s) * 2 * (2 + s.gated) * s.shared_ffn / s.tp
-    routed = layer.routed_tokens(s) * 2 * (
-        (2 + s.gated) * s.expert_ffn + 2 * s.hidden
-    )
+    routed = layer.routed_tokens(s) * 2 * ((2 + s.gated) * s.expert_ffn + 2 * s.hidden)
     mlp = dense * (1 - s.moe) + s.moe * (routed + shared)
     inputs = layer.stream_tokens(s) * 2 * s.hidden
     inputs = inputs + layer.tokens(s) * (layer.query_width(s) + s.ffn / s.tp)
@@ -46,7 +46,7 @@ def block_activation_bytes(s, soft):
     return stream + heads + sums + mlp + matrix - narrower
 
 
-def kept_bytes(s, soft):
+def kept_bytes(s: Sizes, soft: Software) -> Number:
     """What stays of a block: all of it, or with full recomputation its input."""
     share = np.where(s.sp + soft.shards_input > 0, s.tp, 1)
     only = layer.tokens(s) * s.hidden * 2 / share
@@ -60,7 +60,7 @@ PUT_OFF = 0.75
 where the schedule's own table counts none."""
 
 
-def waiting_micro_batches(s):
+def waiting_micro_batches(s: Sizes) -> Number:
     """Micro-batches whose activations the first stage holds at once.
 
     GPipe holds all, 1F1B one for each stage; interleaving (p - 1) / v more chunks;
@@ -69,7 +69,7 @@ def waiting_micro_batches(s):
     """
     p, m = s.pp, s.micro_batches
     chunked = p * (1 + (p - 1) / (p * s.interleave))
-    held = np.where(s.schedule == 0, m, p)
+    held: Number = np.where(s.schedule == 0, m, p)
     held = np.where((s.schedule == 2) * (s.interleave > 1), chunked, held)
     held = np.where(s.schedule == 3, p + PUT_OFF, held)
     held = np.where(s.schedule == 4, 2 * p - 1 + PUT_OFF, held)
@@ -79,7 +79,14 @@ def waiting_micro_batches(s):
     return np.minimum(held, np.where(p > 1, m, 1))
 
 
-def stage_bytes(s, soft, layers, tables, waiting, logits):
+def stage_bytes(
+    s: Sizes,
+    soft: Software,
+    layers: Number,
+    tables: Number,
+    waiting: Number,
+    logits: Number,
+) -> Number:
     """Bytes by kind, in the order of `KINDS`, of one stage.
 
     Args:
@@ -114,7 +121,7 @@ def stage_bytes(s, soft, layers, tables, waiting, logits):
     return weights, gradients, state, activations, buffers, soft.reserved_bytes
 
 
-def rank_bytes(s, soft):
+def rank_bytes(s: Sizes, soft: Software) -> Number:
     """Bytes by kind of the fullest rank: first stage, second one, or last one."""
     spread = (s.schedule == 6) + (s.schedule == 7) + (s.schedule == 8)
     alone = s.pp == 1
@@ -128,7 +135,9 @@ def rank_bytes(s, soft):
     some = np.where(s.pp > 2, s.stage_layers, 0)
     a0, a1, a2, a3, a4, a5 = stage_bytes(s, soft, s.first_layers, own, waiting, share)
     m0, m1, m2, m3, m4, m5 = stage_bytes(s, soft, some, middle, later, 0)
-    least = np.where(s.interleave > 1, ((s.interleave - 1) * s.pp + 1) / s.interleave, 1)
+    least = np.where(
+        s.interleave > 1, ((s.interleave - 1) * s.pp + 1) / s.interleave, 1
+    )
     b0, b1, b2, b3, b4, b5 = stage_bytes(s, soft, s.last_layers, own, least, last)
     first = a0 + a1 + a2 + a3 + a4 + a5
     second = m0 + m1 + m2 + m3 + m4 + m5

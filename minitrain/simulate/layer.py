@@ -12,6 +12,7 @@ arXiv:1909.08053) and seq / cp tokens of each sequence.
 import numpy as np
 
 from minitrain.simulate.kernels import (
+    Chip,
     attention_seconds,
     dgrad_seconds,
     gemm_seconds,
@@ -20,70 +21,73 @@ from minitrain.simulate.kernels import (
     wgrad_seconds,
 )
 from minitrain.simulate.network import (
+    Wires,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
     send_seconds,
 )
+from minitrain.simulate.sizes import Number, Sizes
+from minitrain.simulate.software import Software
 
 
-def tokens(s):
+def tokens(s: Sizes) -> Number:
     """Tokens of a micro-batch on one rank."""
     return s.micro_batch * s.seq / s.cp
 
 
-def stream_tokens(s):
-    """Tokens whose norms and residuals a rank computes: split by sequence parallelism."""
+def stream_tokens(s: Sizes) -> Number:
+    """Tokens whose norms and residuals a rank computes; sequence parallelism splits."""
     return tokens(s) / np.where(s.sp > 0, s.tp, 1)
 
 
-def query_width(s):
+def query_width(s: Sizes) -> Number:
     """Columns of the queries on a rank."""
     return s.heads * s.head_dim / s.tp
 
 
-def key_width(s):
-    """Columns of the keys on a rank; a head is copied where there are fewer than ranks."""
+def key_width(s: Sizes) -> Number:
+    """Columns of the keys on a rank; where heads are too few they are copied."""
     return np.maximum(s.kv_heads / s.tp, 1) * s.head_dim
 
 
 # Matrix products
 
 
-def attention_products_seconds(s, c):
+def attention_products_seconds(s: Sizes, c: Chip) -> Number:
     """Forward projections of attention: q, k and v in one product, and the output."""
     t, q, k = tokens(s), query_width(s), key_width(s)
     plain = gemm_seconds(c, t, q + 2 * k, s.hidden) + gemm_seconds(c, t, s.hidden, q)
     return s.latent * plain
 
 
-def attention_products_backward_seconds(s, c):
+def attention_products_backward_seconds(s: Sizes, c: Chip) -> Number:
     """Their gradients, of inputs and of weights."""
     t, q, k = tokens(s), query_width(s), key_width(s)
     into = backward_seconds(c, t, q + 2 * k, s.hidden)
     return s.latent * (into + backward_seconds(c, t, s.hidden, q))
 
 
-def backward_seconds(c, m, n, k):
+def backward_seconds(c: Chip, m: Number, n: Wires, k: Number) -> Number:
     """Both gradients of a product [m, k] x [k, n]."""
     return dgrad_seconds(c, m, n, k) + wgrad_seconds(c, m, n, k)
 
 
-def mlp_products_seconds(s, c, width):
+def mlp_products_seconds(s: Sizes, c: Chip, width: Number) -> Number:
     """Forward products of an MLP of so many columns on a rank."""
     t = tokens(s)
     up = gemm_seconds(c, t, (1 + s.gated) * width, s.hidden)
     return up + gemm_seconds(c, t, s.hidden, width)
 
 
-def mlp_products_backward_seconds(s, c, width):
+def mlp_products_backward_seconds(s: Sizes, c: Chip, width: Number) -> Number:
     """Gradients of an MLP's input and weights."""
     t = tokens(s)
     up = backward_seconds(c, t, (1 + s.gated) * width, s.hidden)
     return up + backward_seconds(c, t, s.hidden, width)
 
 
-def mlp_seconds(s, c, soft):
+def mlp_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
     """Forward products of a block's MLP, or of its experts, on average over blocks."""
     dense = mlp_products_seconds(s, c, s.ffn / s.tp)
     if not s.moe:
@@ -94,7 +98,7 @@ def mlp_seconds(s, c, soft):
     return dense * (1 - s.moe) + routed * s.moe
 
 
-def mlp_backward_seconds(s, c, soft):
+def mlp_backward_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
     """Their gradients."""
     dense = mlp_products_backward_seconds(s, c, s.ffn / s.tp)
     if not s.moe:
@@ -105,12 +109,12 @@ def mlp_backward_seconds(s, c, soft):
     return dense * (1 - s.moe) + routed * s.moe
 
 
-def routed_tokens(s):
+def routed_tokens(s: Sizes) -> Number:
     """Tokens that the experts of a rank receive: every token goes to top_k of them."""
     return stream_tokens(s) * s.top_k * s.imbalance
 
 
-def expert_products_seconds(s, c):
+def expert_products_seconds(s: Sizes, c: Chip) -> Number:
     """Forward products of the experts of a rank."""
     here = np.maximum(s.experts / s.ep, 1)
     each = routed_tokens(s) / here
@@ -118,7 +122,7 @@ def expert_products_seconds(s, c):
     return up + grouped_gemm_seconds(c, here, each, s.hidden, s.expert_ffn)
 
 
-def expert_products_backward_seconds(s, c):
+def expert_products_backward_seconds(s: Sizes, c: Chip) -> Number:
     """Gradients of the experts' inputs and weights."""
     here = np.maximum(s.experts / s.ep, 1)
     each, wide = routed_tokens(s) / here, (1 + s.gated) * s.expert_ffn
@@ -137,15 +141,16 @@ UNALIGNED = 16
 16-bit numbers cannot be read by the former (A100: 312 and 19.5 TFLOP/s)."""
 
 
-def core_seconds(s, w, soft, backward):
+def core_seconds(s: Sizes, w: Chip, soft: Software, backward: Number) -> Number:
     """Attention without its projections: fused, or with its matrix in memory."""
     batch, heads = s.micro_batch, s.heads / s.tp
     rows, width = s.seq / s.cp, s.head_dim
     if soft.flash:
         keys = np.maximum(s.kv_heads / s.tp, 1)
-        return attention_seconds(
+        fused = attention_seconds(
             w, batch, heads, keys, rows, s.seq, width, 1, backward
         )
+        return soft.core_time * fused
     fused, dropout = soft.fused_softmax, soft.dropout
     core = unfused_attention_seconds(
         w, batch, heads, rows, s.seq, width, fused, dropout, backward
@@ -157,7 +162,7 @@ def core_seconds(s, w, soft, backward):
 # Everything else that moves bytes
 
 
-def stream_bytes(s, soft):
+def stream_bytes(s: Sizes, soft: Software) -> Number:
     """Bytes moved in a forward pass beside the products: what norms and sums read.
 
     Two norms read and write the stream; two residual sums read two and write one, with
@@ -171,12 +176,12 @@ def stream_bytes(s, soft):
     return stream + masks + rotated
 
 
-def activation_bytes(s, width):
+def activation_bytes(s: Sizes, width: Number) -> Number:
     """Bytes of an activation function of so many columns, forward."""
     return tokens(s) * width * (2 + s.gated) * 2
 
 
-def moved_bytes(s, soft):
+def moved_bytes(s: Sizes, soft: Software) -> Number:
     """Bytes that a block moves forward beside its products."""
     moved = stream_bytes(s, soft) + narrow_bytes(s, soft)
     dense = activation_bytes(s, s.ffn / s.tp)
@@ -187,12 +192,12 @@ def moved_bytes(s, soft):
     return moved + dense * (1 - s.moe) + s.moe * (routed + shared)
 
 
-def permuted_bytes(s):
+def permuted_bytes(s: Sizes) -> Number:
     """Bytes moved to sort tokens by expert, and back, with their weights."""
     return routed_tokens(s) * s.hidden * 2 * (2 + 3)
 
 
-def narrow_bytes(s, soft):
+def narrow_bytes(s: Sizes, soft: Software) -> Number:
     """Bytes moved to write operands in 8 bits: read twice for the maximum and the cast.
 
     Every input of a product is read at 16 bits and written at 8, twice: as it is and
@@ -205,11 +210,11 @@ def narrow_bytes(s, soft):
 # Messages
 
 
-def tensor_message_seconds(s, n):
+def tensor_message_seconds(s: Sizes, n: Wires) -> Number:
     """One exchange of the stream between the tensor ranks of a block's half.
 
-    An all-reduce, or with sequence parallelism an all-gather and a reduce-scatter, which
-    take as long on a ring; `n` are the links (`Wires`).
+    An all-reduce, or with sequence parallelism an all-gather and a reduce-scatter,
+    which take as long on a ring.
     """
     buffer = tokens(s) * s.hidden * 2
     inside = np.minimum(s.tp, n.domain_ranks)
@@ -218,14 +223,14 @@ def tensor_message_seconds(s, n):
     return np.where(s.sp > 0, halves, whole)
 
 
-def context_message_seconds(s, n):
+def context_message_seconds(s: Sizes, n: Wires) -> Number:
     """Keys and values of a block, passed around the ring of context ranks."""
     inside = s.tp * s.cp <= n.domain_ranks
     block = tokens(s) * 2 * key_width(s) * 2
     return (s.cp - 1) * send_seconds(n, block, inside)
 
 
-def expert_message_seconds(s, n):
+def expert_message_seconds(s: Sizes, n: Wires) -> Number:
     """One all-to-all of the routed tokens.
 
     Inside a domain a token travels once for each of its experts; over the network once

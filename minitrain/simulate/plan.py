@@ -28,9 +28,9 @@ SCHEDULES = (
 )
 """Pipeline schedules by name; the position is the number that the closed forms read.
 
-`vocab-1` and `vocab-2` spread embedding and head over all stages, in passes of their own
-with two barriers or one (arXiv:2411.05288); `interlaced` does it in step with the others
-(nnScaler)."""
+`vocab-1` and `vocab-2` spread embedding and head over all stages, in passes of their
+own with two barriers or one (arXiv:2411.05288); `interlaced` does it in step with the
+others (nnScaler)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,9 @@ class Plan:
         if experts is not None and experts.count % self.ep:
             broken.append(f"ep={self.ep} does not divide experts={experts.count}")
         if self.dp * self.cp * self.tp % self.ep:
-            broken.append(f"ep={self.ep} does not divide dp*cp*tp={self.dp * self.cp * self.tp}")
+            broken.append(
+                f"ep={self.ep} does not divide dp*cp*tp={self.dp * self.cp * self.tp}"
+            )
         if broken:
             raise ValueError("; ".join(broken))
         _ = self.micro_batches

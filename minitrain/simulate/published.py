@@ -8,10 +8,21 @@ rule holds, the row is refused with a reason. Nothing is guessed silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 from minitrain.simulate.hardware import Cluster, Link, accelerator, cluster
+from minitrain.simulate.names import (
+    ACTIVATIONS,
+    DEVICES,
+    FRAMEWORKS,
+    QUANTITIES,
+    ROTARY,
+    SHARED,
+    UNLIKE,
+    network_bytes_per_second,
+)
 from minitrain.simulate.plan import (
     Experts,
     Plan,
@@ -23,12 +34,13 @@ from minitrain.simulate.software import Software
 from minitrain.workload.config import ModelConfig
 
 COLUMNS = (
-    "source,table_figure,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,"
-    "precision,gpu,n_gpus,gpus_per_node,interconnect,tp,pp,dp,cp,ep,sequence_parallel,"
-    "interleave_v,schedule,zero_stage,micro_batch,global_batch,recompute,"
-    "measured_quantity,value,note,provenance,framework,source_id,experts,topk,moe_ffn,"
-    "aux_quantity,aux_value,quality"
-).split(",")
+    "source", "table_figure", "model", "layers", "hidden", "heads", "kv_heads",
+    "ffn_hidden", "vocab", "seq_len", "precision", "gpu", "n_gpus", "gpus_per_node",
+    "interconnect", "tp", "pp", "dp", "cp", "ep", "sequence_parallel", "interleave_v",
+    "schedule", "zero_stage", "micro_batch", "global_batch", "recompute",
+    "measured_quantity", "value", "note", "provenance", "framework", "source_id",
+    "experts", "topk", "moe_ffn", "aux_quantity", "aux_value", "quality",
+)  # fmt: skip
 """Columns of a table of published runs; an empty field was not said by the source."""
 
 Row = Mapping[str, str]
@@ -93,70 +105,13 @@ def read_run(row: Row) -> Run:
         software=software,
         quantity=quantity,
         value=reader.number("value"),
-        fabric="omni-path" if "omni-path" in reader.text("interconnect").lower() else "",
+        fabric="omni-path"
+        if "omni-path" in reader.text("interconnect").lower()
+        else "",
         flops_count=reader.flops_count(quantity, software),
         choices=plans[1:] and plans,
         assumed=reader.assumed,
     )
-
-
-UNLIKE = {
-    "lora": "adapters: only a few weights get gradients",
-    "megascale": "its block is parallel and its attention slides: not this model",
-    "nemotron_3": "layers that are not Transformers",
-    "nemotron-h": "layers that are not Transformers",
-    "mamba": "layers that are not Transformers",
-    "hybrid": "layers that are not Transformers",
-}
-"""Words in a model's or framework's name that mean something we do not simulate."""
-
-FRAMEWORKS = (
-    ("bridge", "megatron-core"),
-    ("nemo", "megatron-core"),
-    ("mcore", "megatron-core"),
-    ("megatron-core", "megatron-core"),
-    ("te 2", "megatron-core"),
-    ("hai-llm", "megatron-core"),
-    ("fork", "megatron-flash"),
-    ("megatron-deepspeed", "megatron-deepspeed"),
-    ("zb", "megatron-zb"),
-    ("megatron-llama", "megatron-core"),
-    ("megatron", "megatron-lm"),
-    ("deepspeed", "deepspeed-zero3"),
-    ("metaseq", "fsdp-unfused"),
-    ("torchtitan", "fsdp"),
-    ("composer", "fsdp"),
-    ("foundry", "fsdp"),
-    ("mosaic", "fsdp"),
-    ("fsdp", "fsdp"),
-    ("nanotron", "megatron-core"),
-    ("internevo", "internevo"),
-    ("maxtext", "maxtext"),
-    ("paxml", "maxtext"),
-    ("jax", "maxtext"),
-    ("t5x", "maxtext"),
-    ("pathways", "maxtext"),
-    ("primus", "megatron-core"),
-    ("meta internal", "megatron-core"),
-)
-"""Words of a framework's name, and the rules that it follows; the first one counts."""
-
-ACTIVATIONS = ("llama", "qwen", "mistral", "mixtral", "internlm", "deepseek", "palm",
-               "gpt-oss", "grok", "dbrx", "olmo", "yi-", "smollm", "kimi", "glm")
-"""Families whose MLP is gated."""
-ROTARY = (*ACTIVATIONS, "nemotron")
-
-SHARED = {
-    "deepseek-v3": (2048, 3, 0.40),
-    "deepseek-v2": (3072, 1, 0.44),
-    "deepseek": (2816, 1, 1.0),
-    "kimi": (2048, 1, 0.40),
-    "moonlight": (2816, 1, 0.60),
-    "qwen2-57b": (20480, 0, 1.0),
-    "glm": (1536, 1, 1.0),
-}
-"""Width of the shared experts, dense layers, and the share of latent attention's
-matrices, by family (arXiv:2412.19437, arXiv:2405.04434 and the models' own files)."""
 
 
 class _Reader:
@@ -213,14 +168,36 @@ class _Reader:
         if name == "megatron-lm" and paper and int(paper[1]) < 22:
             self.assumed.append("Megatron-LM as it was in 2021")
             return "megatron-2021"
+        said = f"{self.text('framework')} {self.text('source')}"
+        graphs = "cuda graph" in self.text("note").lower()
+        if name == "megatron-core" and (graphs or self.captures(said)):
+            self.assumed.append("CUDA graphs: layers are launched as a whole")
+            return "megatron-core-graphs"
+        if name == "megatron-core" and re.search(r"\b(0\.\d|24\.\d\d)\b", said):
+            self.assumed.append("Megatron-Core of 2024, before FlashAttention-3")
+            return "megatron-core-2024"
         return name
+
+    def captures(self, said: str) -> bool:
+        """Megatron-Bridge's recipes for NVL72 racks capture layers in CUDA graphs."""
+        device = self.text("gpu").lower()
+        return "bridge" in said.lower() and device.startswith(("gb200", "gb300"))
 
     def flops_count(self, quantity: str, software: str) -> str:
         """Whether a source's FLOP/s count recomputation; its note says, or a rule."""
         note = (self.text("note") + self.text("measured_quantity")).lower()
+        if "meta" in self.text("framework").lower() and "internal" in (
+            self.text("framework").lower()
+        ):
+            self.assumed.append("attention counted where the mask lets it")
+            return "causal"
         if "counts recompute" in note or "hfu" in note.split("mfu")[0][:60]:
             return "hardware"
-        if quantity == "tflops" and software in ("megatron-lm", "megatron-2021", "megatron-deepspeed"):
+        if quantity == "tflops" and software in (
+            "megatron-lm",
+            "megatron-2021",
+            "megatron-deepspeed",
+        ):
             self.assumed.append("FLOP/s count recomputation: Megatron-LM's formula")
             return "hardware"
         return "model"
@@ -306,11 +283,11 @@ class _Reader:
         if limit := re.search(r"(\d+) ?W\b", f"{said} {self.text('interconnect')}"):
             watts = device.watts or float(limit[1])
             # Clocks follow power with about its cube root near the limit.
-            made = replace(made, power_derate=min(1.0, (float(limit[1]) / watts) ** 0.5))
-        if "hbm2e" in said.lower() and "h100" in said.lower():
-            slower = replace(
-                device, memory_bytes_per_second=2.4e12, memory_bytes=96e9
+            made = replace(
+                made, power_derate=min(1.0, (float(limit[1]) / watts) ** 0.5)
             )
+        if "hbm2e" in said.lower() and "h100" in said.lower():
+            slower = replace(device, memory_bytes_per_second=2.4e12, memory_bytes=96e9)
             made = replace(made, accelerator=slower)
         return made
 
@@ -334,7 +311,7 @@ class _Reader:
             )
         zero = self.zero(software)
         schedule, chunks = self.schedule(pp)
-        common = dict(
+        common: dict[str, Any] = dict(  # noqa: C408
             seq=self.whole("seq_len"),
             global_batch=self.whole("global_batch"),
             dp=dp,
@@ -353,14 +330,17 @@ class _Reader:
         )
         micro = self.micro_batches_of(dp)
         stage = -(-model.layers // pp)
-        chunk_choices = chunks or [v for v in (1, 2, 3, 4, 5, 6) if stage % v == 0]
+        chunk_choices = chunks or [v for v in range(2, stage + 1) if stage % v == 0]
+        chunk_choices = chunk_choices or [1]
         plans, reasons = [], []
         for b in micro:
             for v in chunk_choices:
                 named = "interleaved" if v > 1 else schedule
                 named = "1f1b" if v == 1 and named == "interleaved" else named
                 try:
-                    plan = Plan(micro_batch=b, interleave=v, **common | {"schedule": named})
+                    plan = Plan(
+                        micro_batch=b, interleave=v, **common | {"schedule": named}
+                    )
                     plan.check(model, machines.world_size, experts)
                     if v > 1 and plan.micro_batches % pp:
                         raise ValueError(f"{plan.micro_batches} micro-batches, pp={pp}")
@@ -433,9 +413,9 @@ class _Reader:
 
     def recompute(self, software: str) -> Recompute:
         said = self.text("recompute").lower()
-        for word in ("full", "selective", "none"):
+        for word in get_args(Recompute):
             if said.startswith(word):
-                return word  # type: ignore[return-value]
+                return word
         if said:
             return "selective"
         self.assumed.append("recompute=none: nothing is said")
@@ -447,49 +427,6 @@ class _Reader:
             return "fp4"
         if "fp8" in said:
             return "fp8"
-        if said.startswith("fp32") or said.startswith("tf32"):
+        if said.startswith(("fp32", "tf32")):
             return "fp32"
         return "fp16" if said.startswith("fp16") and "bf16" not in said else "bf16"
-
-
-QUANTITIES = (
-    ("layer_forward", "layer_forward_ms"),
-    ("layer_backward", "layer_backward_ms"),
-    ("activation memory", "activation_gib"),
-    ("parameter+optimizer", "state_gib"),
-    ("step_time", "step_seconds"),
-    ("tokens/s/gpu", "tokens_per_second_per_device"),
-    ("tokens/s", "tokens_per_second"),
-    ("samples/s", "samples_per_second"),
-    ("tflop/s", "tflops"),
-    ("mfu", "mfu_percent"),
-    ("hfu", "hfu_percent"),
-    ("memory", "memory_gb"),
-)
-"""Words in `measured_quantity`, and the names used here; the first one counts."""
-
-DEVICES = (
-    ("gb300", "gb300"), ("gb200", "gb200"), ("b300", "b300"), ("b200", "b200"),
-    ("h200", "h200"), ("h800", "h800"), ("h100", "h100"), ("gh200", "h200"),
-    ("a800", "a800"), ("a100", "a100"), ("v100", "v100"), ("mi355", "mi355x"),
-    ("mi325", "mi325x"), ("mi300", "mi300x"), ("mi250", "mi250x"),
-    ("tpu v5p", "tpu-v5p"), ("tpu v5e", "tpu-v5e"), ("tpu v6e", "tpu-v6e"),
-    ("tpu v4", "tpu-v4"), ("tpu v3", "tpu-v3"), ("gaudi", "gaudi2"),
-)  # fmt: skip
-"""Words in a row's `gpu`, and the accelerator."""
-
-
-def network_bytes_per_second(text: str, per_host: int) -> float | None:
-    """Network bandwidth of one device, one direction, from a source's own words."""
-    lower = text.lower()
-    if match := re.search(r"=\s*(\d+) ?gb/s per node", lower):
-        return float(match[1]) / 8 * 1e9 / per_host
-    if match := re.search(r"(\d+)x ?(?:[a-z-]+ )*(\d+) ?gb/s(?! ?per gpu)", lower):
-        unit = 1.0 if "gb/s ib" in lower and "GB/s" in text else 8.0
-        return int(match[1]) * float(match[2]) / unit * 1e9 / per_host
-    if match := re.search(r"(\d+) ?gb/s [a-z0-9 -]*per gpu", lower):
-        return float(match[1]) / 8 * 1e9
-    return None
-
-
-Chooser = Callable[[list[Plan]], Plan]

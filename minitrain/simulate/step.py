@@ -5,25 +5,26 @@ with one entry for each plan. `estimate` makes the records from a model, a plan 
 cluster; `SCHEDULES` numbers the pipeline schedules.
 """
 
-from typing import Any
-
 import numpy as np
 
 from minitrain.simulate import layer
 from minitrain.simulate.bubbles import pipeline_span_seconds
-from minitrain.simulate.kernels import gemm_seconds, memory_seconds
+from minitrain.simulate.kernels import Chip, gemm_seconds, memory_seconds
 from minitrain.simulate.network import (
+    Wires,
     all_gather_seconds,
     all_reduce_seconds,
     reduce_scatter_seconds,
     send_seconds,
 )
+from minitrain.simulate.sizes import Number, Sizes
+from minitrain.simulate.software import Software
 
 # A block, in parts
 
 
-def block_forward(s, c, w, n, soft):
-    """Seconds of one block forward: products, attention, traffic, messages, launches."""
+def block_forward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Number:
+    """Seconds of a block forward: products, attention, traffic, messages, launches."""
     products = layer.attention_products_seconds(s, c) + layer.mlp_seconds(s, c, soft)
     products = products / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 0)
@@ -33,22 +34,22 @@ def block_forward(s, c, w, n, soft):
     messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
     if s.moe:
         messages = messages + experts_messages(s, n, soft)
-    floor = soft.kernels * soft.launch_seconds
+    floor = (1 + s.moe * soft.expert_kernels) * soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
     return products, core, moved, messages, idle
 
 
-def experts_messages(s, n, soft):
+def experts_messages(s: Sizes, n: Wires, soft: Software) -> Number:
     """Two all-to-alls of a block's routed tokens: to the experts and back."""
     return s.moe * 2 * layer.expert_message_seconds(s, n) * (1 - soft.expert_hidden)
 
 
-def hidden_behind(message, window):
+def hidden_behind(message: Number, window: Number) -> Number:
     """What a window of computation leaves of a message."""
     return np.maximum(message - window, 0)
 
 
-def block_backward(s, c, w, n, soft):
+def block_backward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Number:
     """Seconds of one block backward, without what is computed again; as forward.
 
     The exchange of a block's input gradient hides behind the product of the weight's
@@ -65,12 +66,12 @@ def block_backward(s, c, w, n, soft):
     messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
     if s.moe:
         messages = messages + experts_messages(s, n, soft)
-    floor = 2 * soft.kernels * soft.launch_seconds
+    floor = (2 + 2 * s.moe * soft.expert_kernels) * soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
     return products, core, moved, messages, idle
 
 
-def head_seconds(s, w, soft):
+def head_seconds(s: Sizes, w: Chip, soft: Software) -> Number:
     """The head and the loss, forward and backward, on the stage that has them."""
     t, columns = layer.tokens(s), s.vocab / s.tp
     forward = gemm_seconds(w, t, columns, s.hidden)
@@ -82,7 +83,7 @@ def head_seconds(s, w, soft):
     return f, b
 
 
-def embedding_seconds(s, w, soft):
+def embedding_seconds(s: Sizes, w: Chip, soft: Software) -> Number:
     """The embedding, forward and backward: rows read, and a gradient of the table."""
     rows = layer.tokens(s) * s.hidden * 2
     table = soft.table_bytes * s.vocab / s.tp * s.hidden
@@ -92,7 +93,14 @@ def embedding_seconds(s, w, soft):
 # The stages and the pipeline
 
 
-def span_seconds(s, forward, backward, weight, ends, sends):
+def span_seconds(
+    s: Sizes,
+    forward: Number,
+    backward: Number,
+    weight: Number,
+    ends: Number,
+    sends: Number,
+) -> Number:
     """Seconds from the first micro-batch's start to the last one's end.
 
     Args:
@@ -131,15 +139,17 @@ def span_seconds(s, forward, backward, weight, ends, sends):
 
 SPREAD_SLOWDOWN = 1.07
 """Of a stage, by the passes of a spread vocabulary and their all-reduces beside it: the
-median of measured stages (arXiv:2411.05288, its artifact); 1.03 where they interlace."""
+median of measured stages (arXiv:2411.05288, its artifact); 1.03 if they interlace."""
 
 
-def data_seconds(s, n, soft, gradient_window, gather_window):
+def data_seconds(
+    s: Sizes, n: Wires, soft: Software, gradient_window: Number, gather_window: Number
+) -> Number:
     """Messages of data parallelism in a step that nothing hides.
 
-    Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter of
-    them and an all-gather of the weights, the first during the last backward pass, the
-    second during the next forward pass. Stage 3 is in `sharded_seconds`.
+    Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter
+    of them and an all-gather of the weights, the first during the last backward pass,
+    the second during the next forward pass. Stage 3 is in `sharded_seconds`.
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
@@ -159,21 +169,23 @@ def data_seconds(s, n, soft, gradient_window, gather_window):
     return np.where(none, 0, late + np.where(s.zero > 0, early, 0)) * (s.dp * s.cp > 1)
 
 
-def layer_inside(s, n):
+def layer_inside(s: Sizes, n: Wires) -> Number:
     """Data ranks of one scale-up domain."""
     return np.minimum(s.dp * s.cp, np.maximum(n.domain_ranks / s.tp, 1))
 
 
-def exposed(message, window, soft):
+def exposed(message: Number, window: Number, soft: Software) -> Number:
     """What a window of computation leaves of a message; its last bucket stays."""
     return np.maximum(message - window, message * soft.last_bucket)
 
 
-def sharded_seconds(s, n, soft, forward, backward):
+def sharded_seconds(
+    s: Sizes, n: Wires, soft: Software, forward: Number, backward: Number
+) -> Number:
     """Messages of ZeRO-3 in one micro-batch that computation does not hide.
 
-    Each block is gathered before it is used, forward and backward, and its gradients are
-    scattered; the gather of the next block travels while this one computes.
+    Each block is gathered before it is used, forward and backward, and its gradients
+    are scattered; the gather of the next block travels while this one computes.
     """
     inside = np.minimum(s.shard_ranks, np.maximum(n.domain_ranks / s.tp, 1))
     weights = soft.weight_bytes * s.block_parameters
@@ -186,20 +198,22 @@ def sharded_seconds(s, n, soft, forward, backward):
     return np.where(s.zero > 2, whole, 0) * (s.shard_ranks > 1)
 
 
-def update_seconds(s, w, soft):
-    """The optimizer's step on the parameters that a rank owns, and the norm's passes."""
+def update_seconds(s: Sizes, w: Chip, soft: Software) -> Number:
+    """The optimizer's step on what a rank owns, and the passes of the norm."""
     owned = s.stage_parameters / np.where(s.zero > 0, s.shard_ranks, 1)
     return memory_seconds(w, soft.update_bytes * owned)
 
 
-def step_seconds(s, c, w, n, soft):
+def step_seconds(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Number:
     """Seconds of a step by part, in the order of `PARTS`; their sum is the step."""
     f = block_forward(s, c, w, n, soft)
     b = block_backward(s, c, w, n, soft)
     return assembled_seconds(s, w, n, soft, f, b)
 
 
-def assembled_seconds(s, w, n, soft, block_f, block_b):
+def assembled_seconds(
+    s: Sizes, w: Chip, n: Wires, soft: Software, block_f: Number, block_b: Number
+) -> Number:
     """The same, from what a block takes forward and backward."""
     fp, fc, fm, ft, fi = block_f
     bp, bc, bm, bt, bi = block_b
@@ -219,7 +233,7 @@ def assembled_seconds(s, w, n, soft, block_f, block_b):
     all_b = s.layers * backward + head_b + table_b + s.pp * sharded
     sends = 2 * m * s.interleave * wait
     window = s.stage_layers * backward
-    data = data_seconds(s, n, soft, window, s.stage_layers * forward * s.gather_times)
+    data = data_seconds(s, n, soft, window, s.stage_layers * forward)
     update = update_seconds(s, w, soft)
     busy = m * (all_f + all_b) / s.pp + sends
     per = m * s.layers / s.pp
@@ -259,13 +273,9 @@ PARTS = (
 """What `step_seconds` returns, in order."""
 
 
-def pipeline_message_seconds(s, n, soft):
-    """Of a micro-batch's stream from one stage to the next."""
-    inside = s.tp * s.cp * s.dp < n.domain_ranks
+def pipeline_message_seconds(s: Sizes, n: Wires, soft: Software) -> Number:
+    """Of a micro-batch's stream from one stage to the next, over the slowest link."""
+    inside = s.tp * s.cp * s.dp * s.pp <= n.domain_ranks
     scattered = np.where(s.sp + soft.scatter > 0, s.tp, 1)
     one = send_seconds(n, layer.tokens(s) * s.hidden * 2 / scattered, inside)
     return np.where(s.pp > 1, one, 0)
-
-
-Seconds = Any
-"""A number, or an array with one entry for each plan."""

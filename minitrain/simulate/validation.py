@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minitrain.simulate.estimate import Estimate, estimate, flops
+from minitrain.simulate.plan import Plan
 from minitrain.simulate.published import RefusedError, Row, Run, read_run
 from minitrain.simulate.software import software as find_software
+from minitrain.workload import formulas
+from minitrain.workload.config import ModelConfig
 
 GIB = 2**30
 
@@ -168,6 +171,8 @@ def _printed(run: Run, made: Estimate, seconds: float) -> float:
     tokens = plan.global_batch * plan.seq
     hardware = run.flops_count == "hardware" or run.quantity == "hfu_percent"
     work = flops(run.model, run.experts, plan, hardware)
+    if run.flops_count == "causal":
+        work -= causal_saving(run.model, plan)
     peak = made.cluster.accelerator.peak_flops
     peak_flops = peak.get("bf16", peak.get("fp16", math.nan))
     return {
@@ -179,6 +184,14 @@ def _printed(run: Run, made: Estimate, seconds: float) -> float:
         "mfu_percent": 100 * work / seconds / devices / peak_flops,
         "hfu_percent": 100 * work / seconds / devices / peak_flops,
     }[run.quantity]
+
+
+def causal_saving(model: ModelConfig, plan: Plan) -> float:
+    """Half of attention's operations, forward and backward."""
+    core = formulas.attention_flops(
+        plan.global_batch, plan.seq, model.heads, model.head_dim
+    )
+    return 1.5 * core * model.layers
 
 
 def _record(made: Prediction) -> dict[str, Any]:

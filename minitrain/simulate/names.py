@@ -1,0 +1,118 @@
+"""Words of published tables, and what they mean here: frameworks, devices, networks."""
+
+from __future__ import annotations
+
+import re
+
+UNLIKE = {
+    "lora": "adapters: only a few weights get gradients",
+    "megascale": "its block is parallel and its attention slides: not this model",
+    "nemotron_3": "layers that are not Transformers",
+    "nemotron-h": "layers that are not Transformers",
+    "mamba": "layers that are not Transformers",
+    "hybrid": "layers that are not Transformers",
+}
+"""Words in a model's or framework's name that mean something we do not simulate."""
+
+FRAMEWORKS = (
+    ("bridge", "megatron-core"),
+    ("nemo", "megatron-core"),
+    ("mcore", "megatron-core"),
+    ("megatron-core", "megatron-core"),
+    ("te 2", "megatron-core"),
+    ("hai-llm", "megatron-core"),
+    ("fork", "megatron-flash"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("zb", "megatron-zb"),
+    ("megatron-llama", "megatron-core"),
+    ("megatron", "megatron-lm"),
+    ("deepspeed", "deepspeed-zero3"),
+    ("metaseq", "fsdp-unfused"),
+    ("torchtitan", "fsdp"),
+    ("composer", "fsdp"),
+    ("foundry", "fsdp"),
+    ("mosaic", "fsdp"),
+    ("fsdp", "fsdp"),
+    ("nanotron", "megatron-core"),
+    ("internevo", "internevo"),
+    ("maxtext", "maxtext"),
+    ("paxml", "maxtext"),
+    ("jax", "maxtext"),
+    ("t5x", "maxtext"),
+    ("pathways", "maxtext"),
+    ("primus", "megatron-core"),
+    ("meta internal", "megatron-core"),
+)
+"""Words of a framework's name, and the rules that it follows; the first one counts."""
+
+ACTIVATIONS = (
+    "llama",
+    "qwen",
+    "mistral",
+    "mixtral",
+    "internlm",
+    "deepseek",
+    "palm",
+    "gpt-oss",
+    "grok",
+    "dbrx",
+    "olmo",
+    "yi-",
+    "smollm",
+    "kimi",
+    "glm",
+)
+"""Families whose MLP is gated."""
+ROTARY = (*ACTIVATIONS, "nemotron")
+
+SHARED = {
+    "deepseek-v3": (2048, 3, 0.40),
+    "deepseek-v2": (3072, 1, 0.44),
+    "deepseek": (2816, 1, 1.0),
+    "kimi": (2048, 1, 0.40),
+    "moonlight": (2816, 1, 0.60),
+    "qwen2-57b": (20480, 0, 1.0),
+    "glm": (1536, 1, 1.0),
+}
+"""Width of the shared experts, dense layers, and the share of latent attention's
+matrices, by family (arXiv:2412.19437, arXiv:2405.04434 and the models' own files)."""
+
+
+QUANTITIES = (
+    ("layer_forward", "layer_forward_ms"),
+    ("layer_backward", "layer_backward_ms"),
+    ("activation memory", "activation_gib"),
+    ("parameter+optimizer", "state_gib"),
+    ("step_time", "step_seconds"),
+    ("tokens/s/gpu", "tokens_per_second_per_device"),
+    ("tokens/s", "tokens_per_second"),
+    ("samples/s", "samples_per_second"),
+    ("tflop/s", "tflops"),
+    ("mfu", "mfu_percent"),
+    ("hfu", "hfu_percent"),
+    ("memory", "memory_gb"),
+)
+"""Words in `measured_quantity`, and the names used here; the first one counts."""
+
+DEVICES = (
+    ("gb300", "gb300"), ("gb200", "gb200"), ("b300", "b300"), ("b200", "b200"),
+    ("h200", "h200"), ("h800", "h800"), ("h100", "h100"), ("gh200", "h200"),
+    ("a800", "a800"), ("a100", "a100"), ("v100", "v100"), ("mi355", "mi355x"),
+    ("mi325", "mi325x"), ("mi300", "mi300x"), ("mi250", "mi250x"),
+    ("tpu v5p", "tpu-v5p"), ("tpu v5e", "tpu-v5e"), ("tpu v6e", "tpu-v6e"),
+    ("tpu v4", "tpu-v4"), ("tpu v3", "tpu-v3"), ("gaudi", "gaudi2"),
+)  # fmt: skip
+"""Words in a row's `gpu`, and the accelerator."""
+
+
+def network_bytes_per_second(text: str, per_host: int) -> float | None:
+    """Network bandwidth of one device, one direction, from a source's own words."""
+    lower = text.lower()
+    if match := re.search(r"=\s*(\d+) ?gb/s per node", lower):
+        return float(match[1]) / 8 * 1e9 / per_host
+    if match := re.search(r"(\d+)x ?(?:[a-z-]+ )*(\d+) ?gb/s(?! ?per gpu)", lower):
+        unit = 1.0 if "gb/s ib" in lower and "GB/s" in text else 8.0
+        return int(match[1]) * float(match[2]) / unit * 1e9 / per_host
+    if match := re.search(r"(\d+) ?gb/s [a-z0-9 -]*per gpu", lower):
+        return float(match[1]) / 8 * 1e9
+    return None
