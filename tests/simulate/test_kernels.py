@@ -43,9 +43,13 @@ def test_no_product_beats_the_peak_or_the_memory(c, size, price):
     m, n, inner = size
     seconds = price(c, *size)
     assert 2 * m * n * inner / seconds <= c.flops
-    moved = c.input_bytes * (m + n) * inner + c.output_bytes * m * n
-    least = min(moved, c.input_bytes * (m * inner + n * inner))
-    assert least / seconds <= c.memory_bytes_per_second
+    inputs, output = {
+        k.gemm_seconds: (m * inner + inner * n, m * n * c.output_bytes),
+        k.dgrad_seconds: (m * n + inner * n, m * inner * c.output_bytes),
+        k.wgrad_seconds: (m * n + m * inner, inner * n * 8),  # added in fp32
+    }[price]
+    moved = c.input_bytes * inputs + output
+    assert moved / seconds <= c.memory_bytes_per_second
 
 
 @given(chips, st.integers(1, 300), sizes, st.sampled_from(GROUPED))
@@ -66,6 +70,11 @@ def test_no_attention_beats_the_peak(c, size):
 def test_nothing_moves_faster_than_memory(c, moved):
     assert moved / k.memory_seconds(c, moved) <= c.memory_bytes_per_second
     assert k.optimizer_seconds(c, moved, 16) == k.memory_seconds(c, moved * 16)
+
+
+@given(chips)
+def test_many_bytes_move_at_most_of_the_bandwidth(c):
+    assert 0.5 < 1e12 / k.memory_seconds(c, 1e12) / c.memory_bytes_per_second <= 1
 
 
 # ---- more work takes longer, a better machine less ----
