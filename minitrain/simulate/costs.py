@@ -16,6 +16,7 @@ from minitrain.simulate.kernels import (
     Chip,
     attention_seconds,
     chip,
+    gemm_seconds,
     grouped_gemm_seconds,
     memory_seconds,
 )
@@ -77,21 +78,28 @@ class Costs:
     def _price(self, kernel: Kernel) -> float:
         c = self.chips[PRECISION.get(kernel.dtype, "fp32")]
         if kernel.kind == PRODUCTS:
-            seconds = grouped_gemm_seconds(c, *kernel.sizes)
+            groups, m, n, k = kernel.sizes
+            if groups == 1:
+                seconds = gemm_seconds(c, m, n, k)
+            else:
+                seconds = grouped_gemm_seconds(c, groups, m, n, k)
             shares = {"dgrad": c.dgrad_share, "wgrad": c.wgrad_share}
             return seconds / shares.get(kernel.variant, 1.0)
         if kernel.kind == FLASH:
             backward = int(kernel.phase == BACKWARD)
             causal = int(kernel.variant == "causal")
-            return attention_seconds(c, *kernel.sizes, causal, backward)
+            batch, heads, kv_heads, seq_q, seq_k, head_dim = kernel.sizes
+            return attention_seconds(
+                c, batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, backward
+            )
         return memory_seconds(c, kernel.sizes[0])
 
     def message_seconds(self, meeting: Meeting) -> float:
         """Time of one message that has its links to itself."""
         m, ranks = meeting.message, len(meeting.message.group)
         if m.op == "send":
-            inside = int(meeting.domains == 1)
-            return float(network.send_seconds(self.wires, m.payload_bytes, inside))
+            near = int(meeting.domains == 1)
+            return float(network.send_seconds(self.wires, m.payload_bytes, near))
         price = _COLLECTIVES[m.op]
         inside = ranks / meeting.domains
         return float(price(self.wires, m.payload_bytes, ranks, inside))
@@ -142,21 +150,21 @@ def _launches(costs: Costs, factor: float) -> Costs:
     return replace(costs, launch_seconds=costs.launch_seconds / factor, _known={})
 
 
+_LATENCIES = tuple(
+    name
+    for name in Wires._fields
+    if name.endswith("_seconds") and not name.startswith("across")
+)
 HARDWARE: Mapping[str, Callable[[Costs, float], Costs]] = MappingProxyType(
     {
-        "matrix units": partial(_chips, names=("flops", "vector_flops")),
+        "matrix units": partial(_chips, names=("flops", "attention_flops")),
         "memory bandwidth": partial(_chips, names=("memory_bytes_per_second",)),
         "bandwidth inside a domain": partial(
             _wires, names=("inside_bytes_per_second",)
         ),
-        "latency inside a domain": partial(
-            _sooner,
-            ("inside_base_seconds", "inside_step_seconds", "inside_start_seconds"),
-        ),
+        "latency inside a domain": partial(_sooner, _LATENCIES),
         "network bandwidth": partial(_wires, names=("across_bytes_per_second",)),
-        "network latency": partial(
-            _sooner, ("across_base_seconds", "across_step_seconds")
-        ),
+        "network latency": partial(_sooner, ("across_step_seconds",)),
         "launches of kernels": _launches,
     }
 )

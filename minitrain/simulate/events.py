@@ -132,7 +132,7 @@ class Timeline:
         )
 
     def idle_seconds(self, rank: int) -> float:
-        """What a rank stood still for others: before a message moved, and at the end."""
+        """What a rank stood still before messages moved, and after its own end."""
         waited = sum(
             max(0.0, min(w.end, self.begins[w.transfer]) - w.start)
             for w in self.waits[rank]

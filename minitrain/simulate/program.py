@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from minitrain.runtime.operators import (
     ATTENTION,
@@ -27,7 +27,9 @@ from minitrain.runtime.operators import (
 )
 
 Kind = Literal["matrix products", "attention", "memory-bound"]
-PRODUCTS, FLASH, MEMORY = "matrix products", "attention", "memory-bound"
+PRODUCTS: Final = "matrix products"
+FLASH: Final = "attention"
+MEMORY: Final = "memory-bound"
 
 
 class Kernel(NamedTuple):
@@ -122,7 +124,7 @@ def tokens(program: Program) -> int:
 
 
 def _phases(program: Program) -> list[str]:
-    """Phases in which `other` has become that of what follows; at the end, optimizer."""
+    """Phases; what was `other` is of the phase that follows, at the end optimizer."""
     phases, following = [], OPTIMIZER
     for entry in reversed(program):
         if isinstance(entry, Operator) and entry.phase != OTHER:

@@ -1,4 +1,4 @@
-"""The program of each role, timed: from lines to stretches of computing and messages."""
+"""The program of each role, timed: stretches of computing, and messages."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def relative_half_width(parts: Mapping[str, float]) -> float:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time in a unit that suits it, to three figures: `1.24 s`, `12.4 ms`, `35 µs`."""
+    """A time in a unit that suits it, to three figures: `1.24 s`, `12.4 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:
             return f"{_three(seconds / size)} {unit}"
@@ -139,7 +139,7 @@ def explain(s: Simulation) -> Explanation:
     whole = s.step_seconds
     parts = sorted(s.parts.items(), key=lambda part: -part[1])
     gains = {name: 1 - s.better(name) / whole for name in HARDWARE}
-    order = sorted(gains.items(), key=lambda gain: -gain[1])
+    order = sorted(gains.items(), key=lambda gain: -gain[1])  # ties as in HARDWARE
     (first, most), (best, gain) = parts[0], order[0]
     name = s.roles[s.slowest].name
     where = "" if len(s.roles) == 1 else f" on {name}, which computes longest"
@@ -188,12 +188,13 @@ def traces(s: Simulation) -> list[Simulated]:
         messages, begins = [], []
         for i, message in enumerate(role.trace.messages):
             transfer = place[number, i]
-            times = {
-                "start_seconds": line.posted[number, transfer],
-                "end_seconds": line.ends[transfer],
-                "waited_seconds": waited.get(transfer, 0.0),
-            }
-            messages.append(replace(message, **times))
+            timed = replace(
+                message,
+                start_seconds=line.posted[number, transfer],
+                end_seconds=line.ends[transfer],
+                waited_seconds=waited.get(transfer, 0.0),
+            )
+            messages.append(timed)
             begins.append(line.begins[transfer])
         result.append(
             Simulated(
@@ -204,7 +205,7 @@ def traces(s: Simulation) -> list[Simulated]:
                 memory=role.trace.memory,
                 label=role.name,
                 begins=begins,
-                computing=[tuple(span) for span in line.computing[number]],
+                computing=[(a, b, phase) for a, b, phase in line.computing[number]],
             )
         )
     return result

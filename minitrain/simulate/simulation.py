@@ -2,8 +2,8 @@
 
     print(simulate(step, "h100:2048x8"))
 
-The function is the one that `minitrain.launch` runs. One rank of each role runs it, with
-tensors that have no values, and is recorded; the recording is timed with what each
+The function is the one that `minitrain.launch` runs. One rank of each role runs it,
+with tensors that have no values, and is recorded; the recording is timed with what each
 kernel and each message takes on the cluster, and replayed as discrete events.
 """
 
@@ -146,7 +146,8 @@ class Simulation:
         parts[report.DISTURBED] = max(0.0, busy - sum(parts.values()))
         parts[report.EXPOSED] = self.timeline.transfer_seconds(role)
         parts[report.BUBBLE] = self.step_seconds - busy - parts[report.EXPOSED]
-        return {kind: seconds for kind, seconds in parts.items() if seconds > 0}
+        least = 1e-9 * self.step_seconds  # rounding is no part
+        return {kind: seconds for kind, seconds in parts.items() if seconds > least}
 
     @property
     def exposed_seconds(self) -> float:
