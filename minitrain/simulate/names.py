@@ -29,9 +29,9 @@ FRAMEWORKS = (
     ("deepspeed", "deepspeed-zero3"),
     ("metaseq", "fsdp-unfused"),
     ("torchtitan", "fsdp"),
-    ("composer", "fsdp"),
-    ("foundry", "fsdp"),
-    ("mosaic", "fsdp"),
+    ("composer", "composer"),
+    ("foundry", "composer"),
+    ("mosaic", "composer"),
     ("fsdp", "fsdp"),
     ("nanotron", "megatron-core"),
     ("internevo", "internevo"),
@@ -107,12 +107,13 @@ DEVICES = (
 
 def network_bytes_per_second(text: str, per_host: int) -> float | None:
     """Network bandwidth of one device, one direction, from a source's own words."""
-    lower = text.lower()
-    if match := re.search(r"=\s*(\d+) ?gb/s per node", lower):
+    if match := re.search(r"= *(\d+) ?Gb/s per node", text):
         return float(match[1]) / 8 * 1e9 / per_host
-    if match := re.search(r"(\d+)x ?(?:[a-z-]+ )*(\d+) ?gb/s(?! ?per gpu)", lower):
-        unit = 1.0 if "gb/s ib" in lower and "GB/s" in text else 8.0
-        return int(match[1]) * float(match[2]) / unit * 1e9 / per_host
-    if match := re.search(r"(\d+) ?gb/s [a-z0-9 -]*per gpu", lower):
+    for cards, speed, unit in re.findall(
+        r"(\d+)x ?(?:[A-Za-z-]+ )*(\d+) ?(Gb|GB)/s", text
+    ):
+        bits = 8 if unit == "Gb" else 1
+        return int(cards) * float(speed) / bits * 1e9 / per_host
+    if match := re.search(r"(\d+) ?Gb/s (?:[A-Za-z0-9-]+ )*per GPU", text):
         return float(match[1]) / 8 * 1e9
     return None

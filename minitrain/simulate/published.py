@@ -197,6 +197,7 @@ class _Reader:
             "megatron-lm",
             "megatron-2021",
             "megatron-deepspeed",
+            "deepspeed-zero3",
         ):
             self.assumed.append("FLOP/s count recomputation: Megatron-LM's formula")
             return "hardware"
@@ -328,7 +329,7 @@ class _Reader:
             precision=self.precision(),
             stage_layers=self.stage_layers(model, pp, software),
         )
-        micro = self.micro_batches_of(dp)
+        micro = self.micro_batches_of(dp, pp)
         stage = -(-model.layers // pp)
         chunk_choices = chunks or [v for v in range(2, stage + 1) if stage % v == 0]
         chunk_choices = chunk_choices or [1]
@@ -353,9 +354,12 @@ class _Reader:
             self.assumed.append("micro_batch or interleave_v: the fastest that fits")
         return plans
 
-    def micro_batches_of(self, dp: int) -> list[int]:
+    def micro_batches_of(self, dp: int, pp: int) -> list[int]:
         if self.text("micro_batch"):
             return [self.whole("micro_batch")]
+        if pp > 1:
+            self.assumed.append("micro_batch=1: as pipelines of many stages are run")
+            return [1]
         share = self.whole("global_batch") / dp
         return [b for b in (1, 2, 4, 8, 16) if share % b == 0] or [1]
 

@@ -5,6 +5,7 @@ holds against the predictions, but for zero-bubble schedules, of which the 1F1B 
 were fitted. Each line says on how many runs, and what error was left.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 BOUNDS = MappingProxyType(
@@ -22,7 +23,7 @@ BOUNDS = MappingProxyType(
 )
 """Between which values a residual may be fitted."""
 
-RESIDUALS = MappingProxyType(
+RESIDUALS: Mapping[tuple[str, str, str], Mapping[str, float]] = MappingProxyType(
     {
         ("fsdp", "H100", "fp8"): {
             "gemm_share": 0.7,

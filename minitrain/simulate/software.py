@@ -191,6 +191,8 @@ SOFTWARE = MappingProxyType(
             # XLA gathers a layer's weights before it starts on it.
             replace(_core, name="maxtext", pipeline_hidden=0, shard_hidden=0),
             replace(_fsdp, name="fsdp-unfused", flash=0, dropout=1),
+            # Composer in 2023: nothing compiled, FlashAttention's first version.
+            replace(_fsdp, name="composer", core_time=1.7, traffic=2.0),
             replace(_fsdp, name="minitrain", data_hidden=0.9),
         )
     }
@@ -216,11 +218,13 @@ def software(
         raise ValueError(f"no software {name!r}: there is {', '.join(SOFTWARE)}")
     rules = SOFTWARE[name]
     eight = precision in ("fp8", "fp4")
+    assumed = ASSUMED.get((name, accelerator), {})
     fitted: dict[str, Any] = dict(
         residuals_of(name, accelerator, "fp8" if eight else "bf16")
     )
     links: Mapping[str, Any] = RESIDUALS.get((name, accelerator, fabric), {})
-    return replace(rules, narrow=float(eight), **{**fitted, **links})
+    known = {**fitted, **assumed, **links}
+    return replace(rules, narrow=float(eight), **known)
 
 
 def residuals_of(name: str, accelerator: str, kind: str) -> Mapping[str, float]:
@@ -231,6 +235,14 @@ def residuals_of(name: str, accelerator: str, kind: str) -> Mapping[str, float]:
                 return RESIDUALS[framework, device, kind]
     return {}
 
+
+ASSUMED: Mapping[tuple[str, str], Mapping[str, float]] = MappingProxyType(
+    {
+        # Products of the first cuBLAS for Hopper: about 600 TFLOP/s.
+        ("composer", "H100"): MappingProxyType({"gemm_share": 0.75}),
+    }
+)
+"""What was assumed, not fitted, for a framework on an accelerator."""
 
 NEAREST = MappingProxyType(
     {
@@ -249,7 +261,8 @@ NEAREST_SOFTWARE = MappingProxyType(
     {
         "megatron-core-2024": ("megatron-core",),
         "megatron-core-graphs": ("megatron-core",),
-        "fsdp": ("megatron-core",),
+        "fsdp": ("megatron-core", "megatron-flash"),
+        "composer": ("megatron-core", "megatron-flash"),
         "deepspeed-zero3": ("megatron-deepspeed",),
         "minitrain": ("fsdp", "megatron-core"),
     }
