@@ -17,6 +17,7 @@ from minitrain.simulate.kernels import (
     dgrad_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
+    grouped_wgrad_seconds,
     unfused_attention_seconds,
     wgrad_seconds,
 )
@@ -85,6 +86,52 @@ def mlp_products_backward_seconds(s: Sizes, c: Chip, width: Number) -> Number:
     t = tokens(s)
     up = backward_seconds(c, t, (1 + s.gated) * width, s.hidden)
     return up + backward_seconds(c, t, s.hidden, width)
+
+
+def mlp_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
+    """Forward products of a block's MLP, or of its experts, on average over blocks."""
+    dense = mlp_products_seconds(s, c, s.ffn / s.tp)
+    if not s.moe:
+        return dense
+    routed = expert_products_seconds(s, c) / soft.expert_share
+    if s.shared_ffn:
+        routed = routed + mlp_products_seconds(s, c, s.shared_ffn / s.tp)
+    return dense * (1 - s.moe) + routed * s.moe
+
+
+def mlp_backward_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
+    """Their gradients."""
+    dense = mlp_products_backward_seconds(s, c, s.ffn / s.tp)
+    if not s.moe:
+        return dense
+    routed = expert_products_backward_seconds(s, c) / soft.expert_share
+    if s.shared_ffn:
+        routed = routed + mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
+    return dense * (1 - s.moe) + routed * s.moe
+
+
+def routed_tokens(s: Sizes) -> Number:
+    """Tokens that the experts of a rank receive: every token goes to top_k of them."""
+    return stream_tokens(s) * s.top_k * s.imbalance
+
+
+def expert_products_seconds(s: Sizes, c: Chip) -> Number:
+    """Forward products of the experts of a rank."""
+    here = np.maximum(s.experts / s.ep, 1)
+    each = routed_tokens(s) / here
+    up = grouped_gemm_seconds(c, here, each, (1 + s.gated) * s.expert_ffn, s.hidden)
+    return up + grouped_gemm_seconds(c, here, each, s.hidden, s.expert_ffn)
+
+
+def expert_products_backward_seconds(s: Sizes, c: Chip) -> Number:
+    """Gradients of the experts' inputs and weights."""
+    here = np.maximum(s.experts / s.ep, 1)
+    each, wide = routed_tokens(s) / here, (1 + s.gated) * s.expert_ffn
+    into = grouped_gemm_seconds(c, here, each, s.hidden, wide)
+    into = into + grouped_gemm_seconds(c, here, each, s.expert_ffn, s.hidden)
+    weight = grouped_wgrad_seconds(c, here, each, wide, s.hidden)
+    weight = weight + grouped_wgrad_seconds(c, here, each, s.hidden, s.expert_ffn)
+    return into + weight
 
 
 def mlp_seconds(s: Sizes, c: Chip, soft: Software) -> Number:

@@ -85,7 +85,7 @@ class Software:
     last_bucket: float = 0.05
     pipeline_hidden: float = 0
     scatter: float = 0
-    added_bytes: float = 5
+    added_bytes: float = 2
     gradient_bytes: float = 4
     message_bytes: float = 4
     weight_bytes: float = 2
