@@ -61,12 +61,14 @@ class Costs:
         wires: The links.
         sharing: What messages and computing take from each other.
         launch_seconds: Of the host, for each kernel.
+        tf32: Whether products in float32 run in TF32.
     """
 
     chips: Mapping[str, Chip]
     wires: Wires
     sharing: Sharing
     launch_seconds: float
+    tf32: bool
     _known: dict[Kernel, float] = field(default_factory=dict, compare=False)
 
     def kernel_seconds(self, kernel: Kernel) -> float:
@@ -104,6 +106,10 @@ class Costs:
         inside = ranks / meeting.domains
         return float(price(self.wires, m.payload_bytes, ranks, inside))
 
+    def on(self, cluster: Cluster) -> Costs:
+        """The same on another cluster."""
+        return costs(cluster, self.sharing, self.launch_seconds, self.tf32)
+
     def better(self, number: str, factor: float = 1.1) -> Costs:
         """The same with one number of the hardware better by a factor."""
         return HARDWARE[number](self, factor)
@@ -126,7 +132,7 @@ def costs(
     chips = {p: known.get(p, least) for p in PRECISION.values()}
     if tf32 and "tf32" in known:
         chips["fp32"] = known["tf32"]
-    return Costs(chips, wires(cluster), sharing, launch_seconds)
+    return Costs(chips, wires(cluster), sharing, launch_seconds, tf32)
 
 
 def _chips(costs: Costs, factor: float, names: tuple[str, ...]) -> Costs:

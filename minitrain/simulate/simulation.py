@@ -10,7 +10,7 @@ kernel and each message takes on the cluster, and replayed as discrete events.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from minitrain.simulate.events import Sharing, Timeline
 from minitrain.simulate.hardware import Cluster
 from minitrain.simulate.hardware import cluster as read_cluster
 from minitrain.simulate.matching import Meeting, match
-from minitrain.simulate.program import Kernel, Line, flops, kernels, tokens
+from minitrain.simulate.program import Kernel, Line, flops, kernels
+from minitrain.simulate.program import tokens as looked_up
 from minitrain.simulate.recording import Role, record_roles
 from minitrain.simulate.replay import Skeleton, Stretch, run, skeletons
+from minitrain.simulate.scaling import rescale
 
 
 def simulate(
@@ -69,20 +71,29 @@ def simulate(
     layout = Layout(dp=where.world_size) if layout is None else layout
     layout.check_world_size(where.world_size)
     roles = record_roles(step, layout, args, axes, check)
-    meetings = match(roles, layout, where.domain_ranks)
     lines = [kernels(role.trace.program, fuse) for role in roles]
-    programs = skeletons(roles, lines, meetings)
     numbers = costs(where, sharing or Sharing(), launch_seconds, tf32)
+    if tokens is None:
+        own = max(looked_up(role.trace.program) for role in roles)
+        tokens = own * layout.dp * layout.cp
+    return _assemble(where, layout, roles, lines, numbers, tokens)
+
+
+def _assemble(
+    cluster: Cluster,
+    layout: Layout,
+    roles: list[Role],
+    lines: list[list[Line]],
+    numbers: Costs,
+    tokens: int,
+) -> Simulation:
+    """Replays recorded roles on a cluster."""
+    meetings = match(roles, layout, cluster.domain_ranks)
+    programs = skeletons(roles, lines, meetings)
     line = run(programs, meetings, numbers)
-    found = Simulation(where, layout, roles, meetings, programs, numbers, line)
-    found.lines = lines
-    found.tokens = _tokens(roles, layout) if tokens is None else tokens
-    return found
-
-
-def _tokens(roles: Sequence[Role], layout: Layout) -> int:
-    own = max(tokens(role.trace.program) for role in roles)
-    return own * layout.dp * layout.cp
+    return Simulation(
+        cluster, layout, roles, lines, meetings, programs, numbers, line, tokens
+    )
 
 
 @dataclass(eq=False)
@@ -93,23 +104,23 @@ class Simulation:
         cluster: The hardware.
         layout: Of its ranks.
         roles: The ranks that were recorded, each for all that run its program.
+        lines: Of each role, its kernels and messages, one by one.
         meetings: The messages, each with its roles.
         programs: Of each role, what it computes between its messages.
         costs: The numbers that time them.
         timeline: When everything came to pass.
-        lines: Of each role, its kernels, one by one.
         tokens: That the step trains on, over all ranks.
     """
 
     cluster: Cluster
     layout: Layout
     roles: list[Role]
+    lines: list[list[Line]]
     meetings: list[Meeting]
     programs: list[Skeleton]
     costs: Costs
     timeline: Timeline
-    lines: list[list[Line]] = None  # type: ignore[assignment]
-    tokens: int = 0
+    tokens: int
 
     # ---- time
 
@@ -246,6 +257,27 @@ class Simulation:
         return self.memory_bytes <= self.cluster.accelerator.memory_bytes
 
     # ---- what would be, and what is shown
+
+    def at(self, cluster: Cluster | str) -> Simulation:
+        """The same program on another cluster, without recording it again.
+
+        On more or fewer ranks the data-parallel axis grows or shrinks, and each rank
+        keeps its share of the batch.
+
+        Raises:
+            ValueError: The other axes do not divide its ranks, or what a rank computes
+                depends on their number; see `minitrain.simulate.scaling`.
+        """
+        where = read_cluster(cluster) if isinstance(cluster, str) else cluster
+        others = self.layout.world_size // self.layout.dp
+        layout = replace(self.layout, dp=max(1, where.world_size // others))
+        layout.check_world_size(where.world_size)
+        roles, tokens = self.roles, self.tokens
+        if layout != self.layout:
+            roles = rescale(roles, self.layout, layout)
+            tokens = tokens * layout.dp // self.layout.dp
+        numbers = self.costs.on(where)
+        return _assemble(where, layout, roles, self.lines, numbers, tokens)
 
     def better(self, number: str, factor: float = 1.1) -> float:
         """Step seconds if one number of the hardware were better by a factor.

@@ -371,3 +371,42 @@ def test_a_model_of_405_billion_parameters_on_16384_accelerators():
     flops = (more.hardware_flops - few.hardware_flops) / 2 / 16_384
     assert 0.4 < flops / layer / H100.peak_flops["bf16"] < 0.8
     assert more.tokens == 2048 * 8192
+
+
+# ---- the same recording elsewhere
+
+
+@pytest.mark.parametrize("technique", [replicate, ddp])
+def test_one_recording_serves_all_numbers_of_ranks(technique):
+    recorded = simulated(technique)
+    for where in ("h100:1x8", "a100:64x8", "h100:1x1"):
+        moved, own = recorded.at(where), simulated(technique, where)
+        assert moved.step_seconds == pytest.approx(own.step_seconds, rel=1e-12)
+        assert (moved.tokens, moved.model_flops) == (own.tokens, own.model_flops)
+        groups = [m.group for m in moved.roles[0].trace.messages]
+        assert groups == [m.group for m in own.roles[0].trace.messages]
+        assert moved.memory == own.memory
+    sent = [m.wire_bytes for m in recorded.at("h100:1x2").roles[0].trace.messages]
+    assert sent == [m.wire_bytes for m in recorded.at("h100:1x2").traces()[0].messages]
+    assert max(sent) < max(m.wire_bytes for m in recorded.roles[0].trace.messages)
+
+
+def test_what_depends_on_the_number_of_ranks_is_recorded_again():
+    def gathered():
+        part = torch.zeros(4)
+        whole = torch.zeros(4 * world_size())
+        with trace() as t:
+            dist.all_gather_into_tensor(whole, part)
+        return t
+
+    s = simulate(gathered, "h100:1x8")
+    assert s.at("a100:1x8").step_seconds > 0
+    with pytest.raises(ValueError, match=r"all_gather .* record again"):
+        s.at("h100:2x8")
+    with pytest.raises(ValueError, match="2 ranks at least"):
+        simulated(ddp, "h100:1x1").at("h100:1x8")
+    s = simulate(stage, "h100:2x4", Layout(pp=2, dp=4), 512)
+    assert s.at("h100:4x8").layout == Layout(pp=2, dp=16)
+    assert s.at("h100:4x8").meetings[0].message.peer == 16
+    with pytest.raises(ValueError, match="needs 2 ranks, and there are 3"):
+        s.at("h100:1x3")
