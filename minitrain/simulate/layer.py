@@ -134,52 +134,6 @@ def expert_products_backward_seconds(s: Sizes, c: Chip) -> Number:
     return into + weight
 
 
-def mlp_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
-    """Forward products of a block's MLP, or of its experts, on average over blocks."""
-    dense = mlp_products_seconds(s, c, s.ffn / s.tp)
-    if not s.moe:
-        return dense
-    routed = expert_products_seconds(s, c) / soft.expert_share
-    if s.shared_ffn:
-        routed = routed + mlp_products_seconds(s, c, s.shared_ffn / s.tp)
-    return dense * (1 - s.moe) + routed * s.moe
-
-
-def mlp_backward_seconds(s: Sizes, c: Chip, soft: Software) -> Number:
-    """Their gradients."""
-    dense = mlp_products_backward_seconds(s, c, s.ffn / s.tp)
-    if not s.moe:
-        return dense
-    routed = expert_products_backward_seconds(s, c) / soft.expert_share
-    if s.shared_ffn:
-        routed = routed + mlp_products_backward_seconds(s, c, s.shared_ffn / s.tp)
-    return dense * (1 - s.moe) + routed * s.moe
-
-
-def routed_tokens(s: Sizes) -> Number:
-    """Tokens that the experts of a rank receive: every token goes to top_k of them."""
-    return stream_tokens(s) * s.top_k * s.imbalance
-
-
-def expert_products_seconds(s: Sizes, c: Chip) -> Number:
-    """Forward products of the experts of a rank."""
-    here = np.maximum(s.experts / s.ep, 1)
-    each = routed_tokens(s) / here
-    up = grouped_gemm_seconds(c, here, each, (1 + s.gated) * s.expert_ffn, s.hidden)
-    return up + grouped_gemm_seconds(c, here, each, s.hidden, s.expert_ffn)
-
-
-def expert_products_backward_seconds(s: Sizes, c: Chip) -> Number:
-    """Gradients of the experts' inputs and weights."""
-    here = np.maximum(s.experts / s.ep, 1)
-    each, wide = routed_tokens(s) / here, (1 + s.gated) * s.expert_ffn
-    into = grouped_gemm_seconds(c, here, each, s.hidden, wide)
-    into = into + grouped_gemm_seconds(c, here, each, s.expert_ffn, s.hidden)
-    weight = grouped_gemm_seconds(c, here, wide, s.hidden, each)
-    weight = weight + grouped_gemm_seconds(c, here, s.hidden, s.expert_ffn, each)
-    return into + weight
-
-
 # The attention core
 
 
