@@ -103,7 +103,7 @@ class Plan:
     stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("seq", "global_batch", "micro_batch", "interleave"):
+        for name in ("seq", "global_batch", "micro_batch", "interleave", "ep"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: at least 1, please")
         choices = {
@@ -117,6 +117,11 @@ class Plan:
                 words = ", ".join(map(str, known))
                 raise ValueError(f"{name}={value!r}: one of {words}")
         _ = self.layout  # refuses degrees that do not fit each other
+        ranks = self.dp * self.cp
+        if self.shard_ranks < 0 or (self.shard_ranks and ranks % self.shard_ranks):
+            raise ValueError(
+                f"shard_ranks={self.shard_ranks} does not divide dp*cp={ranks}"
+            )
         if self.interleave > 1 and self.schedule != "interleaved":
             raise ValueError(
                 f"interleave={self.interleave} needs schedule='interleaved', not"
@@ -180,7 +185,8 @@ class Plan:
         if self.seq % (2 * self.cp if self.cp > 1 else 1):
             broken.append(f"seq={self.seq} is not a multiple of 2*cp={2 * self.cp}")
         stages = self.layers_of_stages(model.layers)
-        if len(stages) != self.pp or sum(stages) != model.layers:
+        wrong = len(stages) != self.pp or sum(stages) != model.layers
+        if wrong or min(stages) < 0:
             broken.append(f"stages {stages} do not make pp={self.pp} of {model.layers}")
         if not self.stage_layers and model.layers < self.pp:
             broken.append(f"pp={self.pp} stages of {model.layers} layers")
@@ -215,6 +221,8 @@ def balanced_stages(model: ModelConfig, seq: int, stages: int) -> tuple[int, ...
         seq: Tokens of a sequence.
         stages: Number of stages.
     """
+    if stages == 1:
+        return (model.layers,)
     block = costs.forward_flops(model, 1, seq)
     head = 2 * seq * model.hidden * model.vocab_size
     worth = head / ((block - head) / model.layers)
