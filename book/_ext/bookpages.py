@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fit
+import layouts
 import stepper
 import yaml
 from docutils import nodes
@@ -211,6 +212,8 @@ def page(
     if name == "book/will_it_fit":
         app.add_js_file(None, body=fit.javascript(), priority=300)
         app.add_js_file("fit.js")
+        app.add_js_file(None, body=layouts.javascript(), priority=300)
+        app.add_js_file("layout.js")
     if name == "book/collective_stepper":
         app.add_js_file(None, body=stepper.javascript(), priority=300)
         app.add_js_file("stepper.js")

@@ -273,6 +273,15 @@ class _Printer:
             return f"{written}({', '.join(given)})"
         raise self.refuse(node)
 
+    def spread(self, node: ast.expr) -> str:
+        """An argument, or several in a local tuple."""
+        match node:
+            case ast.Starred(value=ast.Name(id=name)) if name in self.assigned:
+                return f"...{name}"
+            case ast.Starred():
+                raise self.refuse(node)
+        return self.expression(node)
+
     def called(self, node: ast.Call) -> tuple[str, Any]:
         """The name that is called, and the function that it means here."""
         match node.func:
@@ -286,7 +295,9 @@ class _Printer:
     def arguments(self, node: ast.Call, function: Callable[..., Any]) -> list[str]:
         """The arguments of a call by position, `undefined` where the default holds."""
         if any(isinstance(a, ast.Starred) for a in node.args):
-            raise self.refuse(node)
+            if node.keywords:
+                raise self.refuse(node)
+            return list(map(self.spread, node.args))
         given = dict(
             zip(inspect.signature(function).parameters, node.args, strict=False)
         )

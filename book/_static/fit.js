@@ -1,4 +1,4 @@
-// "Will it fit?" Draws what the library's closed forms say. The tables in capitals and
+// "Will it fit?" on one device. Draws what the library's closed forms say. The tables in capitals and
 // the functions of minitrain.workload.moments are printed from the library.
 
 const KINDS = ["parameters", "gradients", "optimizer state", "activations", "other"];
@@ -60,20 +60,20 @@ function draw(form) {
   const { kinds, total, at } = memoryOf(choice);
   const scale = 100 / Math.max(total, choice.capacity);
 
-  const bar = document.querySelector(".fit-bar");
+  const bar = document.querySelector(".device-memory");
   bar.innerHTML = kinds
     .map((bytes, i) => `<span class="k${i + 1}" style="width: ${bytes * scale}%"></span>`)
     .join("") + `<i style="left: ${choice.capacity * scale}%"></i>`;
   const words = kinds.map((bytes, i) => `${KINDS[i]} ${gib(bytes)}`).join(", ");
   bar.setAttribute("aria-label", `Memory by kind: ${words}`);
 
-  document.querySelector(".fit-key").innerHTML = kinds
+  document.querySelector(".device-kinds").innerHTML = kinds
     .map((bytes, i) => `<tr><td><b class="k${i + 1}"></b>${KINDS[i]}</td>` +
       `<td>${gib(bytes)}</td><td>${Math.round((bytes / total) * 100)}%</td></tr>`)
     .join("");
 
   const fits = total <= choice.capacity;
-  document.querySelector(".fit-words").textContent = fits
+  document.querySelector(".device-words").textContent = fits
     ? `It fits: ${gib(total)} of ${gib(choice.capacity)}, highest ${WHEN[at]}.`
     : `It does not fit: ${gib(total)}, ${(total / choice.capacity).toFixed(1)} times ` +
       `the device, highest ${WHEN[at]}.`;
@@ -85,7 +85,7 @@ function fill(select, names, chosen) {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  const form = document.querySelector("form.calc");
+  const form = document.querySelector("form.device");
   if (!form) return;
   fill(form.model, Object.keys(MODELS), "llama3-8b");
   fill(form.precision, Object.keys(PRECISIONS), "bfloat16, float32 master");

@@ -15,8 +15,9 @@ import numpy as np
 from minitrain import options
 from minitrain.commands import page
 from minitrain.commands.question import Given, Question, given
-from minitrain.simulate.estimate import GUARD, evaluate, flops, sizes, stack
+from minitrain.simulate.estimate import GUARD, evaluate, flops
 from minitrain.simulate.plan import Plan, Recompute
+from minitrain.simulate.sizes import sizes, stack
 
 MOST = 500_000
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from minitrain.simulate import step
-from minitrain.simulate.estimate import Estimate, machine_records, sizes
+from minitrain.simulate.estimate import Estimate, machine_records
 from minitrain.simulate.pipeline import PipelineRun, replay_pipeline
 from minitrain.simulate.schedules import schedule
+from minitrain.simulate.sizes import sizes
 
 
 def pipeline_of(made: Estimate) -> PipelineRun:

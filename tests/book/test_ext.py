@@ -274,6 +274,20 @@ def inside(crate: Crate) -> int:
     return area(crate.box) + box.wide + crate.box.high
 
 
+def weighed(a: float, b: float, c: float = 5) -> float:
+    return a + 10 * b + 100 * c
+
+
+def unpacked(n: int) -> float:
+    pair = (n, 2 * n)
+    return weighed(*pair, 3) + weighed(n, *pair) + weighed(*pair)
+
+
+def unpacked_by_name(n: int) -> float:
+    pair = (n, 2 * n)
+    return weighed(*pair, c=3)
+
+
 def area(box: Box) -> int:
     return box.wide * half(box.high)
 
@@ -306,6 +320,7 @@ def of_another_module(n: int) -> int:
         random_of_numpy,
         bits,
         condition_as_number,
+        unpacked_by_name,
         lambda n: n,
     ],
     ids=lambda f: f.__name__,
@@ -376,6 +391,11 @@ def test_numpy_and_javascript_agree(browser):
     assert got == [pytest.approx(value, rel=1e-12) for value in expected]
 
 
+def test_a_tuple_is_unpacked_into_arguments(browser):
+    script = to_js(weighed, unpacked)
+    assert run_in(browser, script, "unpacked", [[7]]) == [unpacked(7)]
+
+
 def test_a_record_in_a_record(browser):
     crate = {"box": {"wide": 3, "high": 5}}
     script = to_js(half, area, inside)
@@ -426,7 +446,7 @@ def test_the_page_calculates_what_step_memory_does(browser, site):
         recompute, several = draw.random() < 0.5, draw.random() < 0.5
         shown = tab.evaluate(
             """([model, precision, seq, batch, recompute, several]) => {
-              const form = document.querySelector("form.calc");
+              const form = document.querySelector("form.device");
               const values = {
                 model, precision, seq, batch, recompute: recompute ? "yes" : "no",
                 accumulating: several ? "yes" : "no",
@@ -435,7 +455,7 @@ def test_the_page_calculates_what_step_memory_does(browser, site):
                 form[name].value = value;
               form.dispatchEvent(new Event("input"));
               const { total, kinds, at } = memoryOf(read(form));
-              const words = document.querySelector(".fit-words").textContent;
+              const words = document.querySelector(".device-words").textContent;
               return [total, kinds, at, words];
             }""",
             [name, label, seq, batch, recompute, several],
