@@ -119,6 +119,7 @@ const memoryText = (bytes) =>
   (bytes / 2 ** 30).toLocaleString("en", { maximumFractionDigits: 1 }) + " GiB";
 
 function secondsText(seconds) {
+  if (seconds === 0) return "0";
   const [count, unit] = seconds >= 1 ? [seconds, "s"] : [seconds * 1e3, "ms"];
   const digits = count < 10 ? 2 : count < 100 ? 1 : 0;
   const places = { minimumFractionDigits: digits, maximumFractionDigits: digits };
