@@ -15,9 +15,8 @@ from minitrain.simulate.hardware import Cluster
 from minitrain.simulate.kernels import (
     Chip,
     attention_seconds,
+    batched_gemm_seconds,
     chip,
-    gemm_seconds,
-    grouped_gemm_seconds,
     memory_seconds,
 )
 from minitrain.simulate.matching import Meeting
@@ -81,10 +80,7 @@ class Costs:
         c = self.chips[PRECISION.get(kernel.dtype, "fp32")]
         if kernel.kind == PRODUCTS:
             groups, m, n, k = kernel.sizes
-            if groups == 1:
-                seconds = gemm_seconds(c, m, n, k)
-            else:
-                seconds = grouped_gemm_seconds(c, groups, m, n, k)
+            seconds = batched_gemm_seconds(c, groups, m, n, k)
             shares = {"dgrad": c.dgrad_share, "wgrad": c.wgrad_share}
             return seconds / shares.get(kernel.variant, 1.0)
         if kernel.kind == FLASH:

@@ -18,7 +18,8 @@ from typing import Any
 from minitrain.display import Table
 from minitrain.runtime import Layout
 from minitrain.simulate import report
-from minitrain.simulate.costs import LAUNCH_SECONDS, PRECISION, Costs, costs
+from minitrain.simulate.costs import LAUNCH_SECONDS, PRECISION, Costs
+from minitrain.simulate.costs import costs as costs_of
 from minitrain.simulate.events import Sharing, Timeline
 from minitrain.simulate.hardware import Cluster
 from minitrain.simulate.hardware import cluster as read_cluster
@@ -41,6 +42,7 @@ def simulate(
     launch_seconds: float = LAUNCH_SECONDS,
     sharing: Sharing | None = None,
     tokens: int | None = None,
+    costs: Costs | None = None,
     check: bool = True,
 ) -> Simulation:
     """Simulate a program on a cluster.
@@ -60,6 +62,8 @@ def simulate(
         launch_seconds: Of the host, for each kernel.
         sharing: What messages and computing take from each other.
         tokens: Of a step, over all ranks; by default what the embedding looks up.
+        costs: The numbers that time the program, in place of the cluster's; see
+            `minitrain.simulate.local`.
         check: Whether to run a second rank of the first role, and compare.
 
     Raises:
@@ -72,11 +76,12 @@ def simulate(
     layout.check_world_size(where.world_size)
     roles = record_roles(step, layout, args, axes, check)
     lines = [kernels(role.trace.program, fuse) for role in roles]
-    numbers = costs(where, sharing or Sharing(), launch_seconds, tf32)
+    if costs is None:
+        costs = costs_of(where, sharing or Sharing(), launch_seconds, tf32)
     if tokens is None:
         own = max(looked_up(role.trace.program) for role in roles)
         tokens = own * layout.dp * layout.cp
-    return _assemble(where, layout, roles, lines, numbers, tokens)
+    return _assemble(where, layout, roles, lines, costs, tokens)
 
 
 def _assemble(

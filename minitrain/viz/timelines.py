@@ -117,8 +117,9 @@ def _draw(ax: Axes, rows: Sequence[_Row], seconds: float) -> float:
             start, end = row.seconds(m.start_seconds), row.seconds(m.end_seconds)
             begin = min(max(row.seconds(begins[id(m)]), start), end)
             box = (row.top + 0.36 * lane / lanes, 0.34 / lanes)
-            pale = {**look(m.op, 1), "facecolor": PAPER, "edgecolor": FAINT}
-            ax.broken_barh([(start / unit, (begin - start) / unit)], box, **pale)
+            pale = {"facecolor": PAPER, "edgecolor": MUTED, "linewidth": 0.6}
+            if begin - start > longest / 500:
+                ax.broken_barh([(start / unit, (begin - start) / unit)], box, **pale)
             ax.broken_barh([(begin / unit, (end - begin) / unit)], box, **look(m.op, 1))
     _arrows(ax, rows, unit)
     right = longest / unit * 1.005
@@ -141,7 +142,7 @@ def _draw(ax: Axes, rows: Sequence[_Row], seconds: float) -> float:
 
 def _waits(row: _Row) -> bool:
     """Whether a message stands still for a visible while before it moves."""
-    least = row.trace.seconds / 200
+    least = row.trace.seconds / 500
     pairs = zip(row.trace.messages, row.begins, strict=True)
     return any(begin - m.start_seconds > least for m, begin in pairs)
 
