@@ -4,6 +4,7 @@ import math
 
 import answers_03
 import answers_05
+import answers_16
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,6 +198,7 @@ ANSWERS = {
     ),
     **answers_03.ANSWERS,
     **answers_05.ANSWERS,
+    **answers_16.ANSWERS,
 }
 
 

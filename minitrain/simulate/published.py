@@ -114,6 +114,11 @@ def read_run(row: Row) -> Run:
     )
 
 
+def _has_word(text: str, word: str) -> bool:
+    """Whether a name begins with these letters and digits: H100-SXM, but not H1000."""
+    return re.search(rf"(?<![a-z0-9]){word}(?![0-9])", text.lower()) is not None
+
+
 class _Reader:
     """A row, its fields, and what was assumed on the way."""
 
@@ -265,7 +270,7 @@ class _Reader:
         said = self.text("gpu")
         if not said:
             raise RefusedError("gpu is not given")
-        name = next((n for word, n in DEVICES if word in said.lower()), said)
+        name = next((n for word, n in DEVICES if _has_word(said, word)), said)
         try:
             device = accelerator(name)
         except ValueError as error:
