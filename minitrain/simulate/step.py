@@ -227,7 +227,8 @@ def assembled_seconds(
     wait = send * (1 - soft.pipeline_hidden)
     ends = table_f, table_b, head_f, head_b
     lasting = backward + sharded / s.stage_layers
-    span = span_seconds(s, forward, lasting, bp / 2, ends, (send, wait))
+    weight = (bp + bi) / 2  # and of the host's time
+    span = span_seconds(s, forward, lasting, weight, ends, (send, wait))
     m = s.micro_batches
     all_f = s.layers * forward + head_f + table_f
     all_b = s.layers * backward + head_b + table_b + s.pp * sharded
