@@ -7,17 +7,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minitrain.simulate import footprint, step
+from minitrain.simulate import bubbles, footprint, kernels, layer, network, step
 from minitrain.simulate.hardware import Cluster, Link
 from minitrain.simulate.hardware import cluster as read_cluster
 from minitrain.simulate.kernels import Chip, chip
 from minitrain.simulate.network import Wires, wires
 from minitrain.simulate.plan import Experts, Plan
+from minitrain.simulate.scalars import for_numbers
 from minitrain.simulate.sizes import Sizes, attention_matrices, sizes, stack
 from minitrain.simulate.software import Software
 from minitrain.simulate.software import software as find_software
 from minitrain.workload import costs, formulas
 from minitrain.workload.config import ModelConfig
+
+ONE = for_numbers((kernels, network, bubbles, layer, step, footprint))
+"""The closed forms, of one plan."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +158,11 @@ def estimate(
         software = find_software(software, cluster.accelerator.name, plan.precision)
     s = sizes(model, plan, cluster.hosts, experts)
     records = machine_records(cluster, plan.precision, software)
-    forward = step.block_forward(s, *records, software)
-    backward = step.block_backward(s, *records, software)
-    parts = step.assembled_seconds(s, *records[1:], software, forward, backward)
+    forward = ONE.step.block_forward(s, *records, software)
+    backward = ONE.step.block_backward(s, *records, software)
+    parts = ONE.step.assembled_seconds(s, *records[1:], software, forward, backward)
     total = float(sum(parts))
-    kinds = footprint.rank_bytes(s, software)
+    kinds = ONE.footprint.rank_bytes(s, software)
     low, high = interval(total, cluster, plan, experts, software)
     return Estimate(
         model=model,
@@ -177,9 +181,9 @@ def estimate(
             + s.recompute_core * forward[1]
         ),
         block_activation_bytes=float(
-            footprint.waiting_micro_batches(s)
+            ONE.footprint.waiting_micro_batches(s)
             * s.first_layers
-            * footprint.kept_bytes(s, software)
+            * ONE.footprint.kept_bytes(s, software)
         ),
         block_state_bytes=float(
             s.first_layers
