@@ -259,28 +259,39 @@ def sweep(
     """Predict many plans of one precision at once.
 
     Returns:
-        `step_seconds`, `memory_bytes`, and `parts` [part, plan].
+        `step_seconds` and `memory_bytes` [plan], `parts` and `kinds` [part, plan].
 
     Raises:
-        ValueError: A plan cannot be run, or precisions differ.
+        ValueError: A plan cannot be run, precisions differ, or there is no plan.
     """
     cluster = read_cluster(cluster) if isinstance(cluster, str) else cluster
-    if len({plan.precision for plan in plans}) != 1:
-        raise ValueError("sweep takes plans of one precision")
+    if len(precisions := {plan.precision for plan in plans}) != 1:
+        words = ", ".join(sorted(precisions)) or "there is no plan"
+        raise ValueError(f"sweep takes plans of one precision: {words}")
     for plan in plans:
         plan.check(model, cluster.world_size, experts)
     columns = [sizes(model, plan, cluster.hosts, experts) for plan in plans]
-    return evaluate(stack(columns), cluster, plans[0].precision, software)
+    found = evaluate(stack(columns), cluster, plans[0].precision, software)
+    return {
+        name: np.broadcast_to(value, (*value.shape[:-1], len(plans)))
+        for name, value in found.items()
+    }
 
 
 def evaluate(
     s: Sizes, cluster: Cluster, precision: str, software: str
 ) -> dict[str, np.ndarray]:
-    """Times and bytes of a record of arrays; nothing is checked."""
+    """Times and bytes of a record of arrays; nothing is checked.
+
+    Returns:
+        As `sweep`; the axis of plans is of length 1 where all agree.
+    """
     soft = find_software(software, cluster.accelerator.name, precision)
     records = machine_records(cluster, precision, soft)
-    parts = np.stack(np.broadcast_arrays(*step.step_seconds(s, *records, soft)))
-    kinds = np.stack(np.broadcast_arrays(*footprint.rank_bytes(s, soft)))
+    rows = step.step_seconds(s, *records, soft), footprint.rank_bytes(s, soft)
+    parts, kinds = (
+        np.stack(np.broadcast_arrays(*map(np.atleast_1d, row))) for row in rows
+    )
     return {
         "step_seconds": parts.sum(axis=0),
         "memory_bytes": kinds.sum(axis=0),

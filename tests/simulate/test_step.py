@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from minitrain.simulate import estimate as predicting
 from minitrain.simulate import footprint, layer, network, step
-from minitrain.simulate.estimate import estimate, evaluate, flops, machine_records
+from minitrain.simulate.estimate import estimate, flops, machine_records, sweep
 from minitrain.simulate.hardware import ACCELERATORS, Cluster, Link, cluster
 from minitrain.simulate.plan import SCHEDULES, Experts, Plan
 from minitrain.simulate.runs import published_runs
-from minitrain.simulate.sizes import Sizes, sizes, stack
+from minitrain.simulate.sizes import Sizes, sizes
 from minitrain.simulate.software import SOFTWARE, software
 from minitrain.simulate.validation import validate
 from minitrain.workload import formulas
@@ -83,16 +83,14 @@ def questions(draw):
 def test_many_plans_at_once_are_as_each_alone(many, where, by, mixture):
     model, machines = MODELS["llama3-8b"], CLUSTERS[where]
     experts = MIXTRAL if mixture else None
-    rows = [sizes(model, p, machines.hosts, experts) for p in many]
-    found = evaluate(stack(rows), machines, "bf16", by)
+    found = sweep(model, many, machines, by, experts)
     for i, asked in enumerate(many):
         alone = estimate(model, asked, machines, by, experts)
         for name, one in (("parts", alone.parts), ("kinds", alone.memory)):
-            table = found[name].reshape(len(one), -1)
-            table = np.broadcast_to(table, (len(one), len(many)))
-            assert table[:, i] == pytest.approx(list(one.values()), rel=1e-12, abs=1e-9)
-        step_seconds = np.broadcast_to(found["step_seconds"], len(many))
-        assert step_seconds[i] == pytest.approx(alone.step_seconds, rel=1e-12)
+            column = found[name][:, i]
+            assert column == pytest.approx(list(one.values()), rel=1e-12, abs=1e-9)
+        assert found["step_seconds"][i] == pytest.approx(alone.step_seconds, rel=1e-12)
+        assert found["memory_bytes"][i] == pytest.approx(alone.memory_bytes, rel=1e-12)
 
 
 # ---- laws: none of them is about a constant that was fitted ----
