@@ -62,7 +62,7 @@ class _Matcher:
         )
         self.members: dict[Hashable, tuple[tuple[int, ...], int]] = {}
         self.sent: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        self.received: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.received: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
 
     def take(self, role: int, place: int, message: Message) -> None:
         """Notes one message under what it can meet."""
@@ -70,11 +70,11 @@ class _Matcher:
             assert message.peer is not None, "a receive from anyone is not simulated"
             peer = self.role_of(message.peer)
             mine = self.roles[role].rank
-            same = message.peer // self.domain_ranks == mine // self.domain_ranks
+            domains = len({r // self.domain_ranks for r in (message.peer, mine)})
             if message.op == "send":
-                self.sent[role, peer].append((place, 1 if same else 2))
+                self.sent[role, peer].append((place, domains))
             else:
-                self.received[peer, role].append(place)
+                self.received[peer, role].append((place, domains))
             return
         members, domains, key = self.group(message.group)
         self.members[key] = members, domains
@@ -137,7 +137,10 @@ class _Matcher:
                     f"{names[0]} sends {len(sent)} messages to {names[1]}, which "
                     f"receives {len(received)} from there"
                 )
-            for (place, domains), other in zip(sent, received, strict=True):
+            # Around a ring of one role only some sends leave the domain, but the rest
+            # waits for those.
+            for (place, from_), (other, to) in zip(sent, received, strict=True):
+                domains = max(from_, to)
                 ends = (pair[0], place), (pair[1], other)
                 one, two = (self.message(*end) for end in ends)
                 if one.payload_bytes != two.payload_bytes:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minitrain import launch, trace
+from minitrain import collectives, launch, trace
 from minitrain.collectives import differentiable
 from minitrain.parallel.data import ddp, replicate
 from minitrain.runtime import Layout, world_size
@@ -410,3 +410,17 @@ def test_what_depends_on_the_number_of_ranks_is_recorded_again():
     assert s.at("h100:4x8").meetings[0].message.peer == 16
     with pytest.raises(ValueError, match="needs 2 ranks, and there are 3"):
         s.at("h100:1x3")
+
+
+def test_our_own_ring_is_as_fast_as_its_slowest_link():
+    def step():
+        x = torch.zeros(16 * 1024)
+        with trace() as t:
+            collectives.all_reduce(x, dist.group.WORLD, "ring")
+        return t
+
+    for where, near, ranks in (("h100:1x8", 1, 8), ("h100:2x8", 0, 16)):
+        s = simulate(step, where, launch_seconds=0.0)
+        w = wires(cluster(where))
+        one = network.send_seconds(w, 4 * 1024 * 16 // ranks, near)
+        assert s.exposed_seconds == pytest.approx(2 * (ranks - 1) * one)
