@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import sub
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.simulate.schedules import Schedule, Task, in_flight
+
+if TYPE_CHECKING:
+    from minitrain.viz import Figure
 
 Times = float | Sequence[float]
 """Seconds of one task: one number, or one for each place in the model."""
@@ -65,6 +68,17 @@ class PipelineRun:
         for rank, tasks in enumerate(self.schedule.tasks):
             rows = zip(tasks, self.starts[rank], self.ends[rank], strict=True)
             yield from ((rank, *row) for row in rows)
+
+    def figure(self, seconds: float = 0.0, unit: str = "s") -> Figure:
+        """A row for each stage, a box for each pass.
+
+        Args:
+            seconds: Least length of the axis, so that schedules can be compared.
+            unit: What the times are counted in.
+        """
+        from minitrain.viz.passes import passes
+
+        return passes(self, seconds, unit)
 
     def events(self) -> list[dict[str, Any]]:
         """Trace events for ui.perfetto.dev: a row for each rank."""

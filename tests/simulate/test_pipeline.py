@@ -146,3 +146,17 @@ def test_trace_events_hold_every_task():
     assert {e["tid"] for e in tasks} == {0, 1, 2}
     ends = max(e["ts"] + e["dur"] for e in tasks)
     assert ends == pytest.approx(run.seconds * 1e6)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_schedule_is_drawn(name):
+    """Every pass is a box, and the bubble is said in words."""
+    plan = make(name, 4, 6, 2 if name == "interleaved" else 0)
+    run = replay_pipeline(plan, 1, 1, 1)
+    figure = run.figure(seconds=200, unit="slots")
+    assert figure.alt.startswith(f"{name} with 4 stages and 6 micro-batches")
+    idle = sum(run.bubble_seconds) / run.seconds / 4
+    assert f"of which stages wait {idle:.0%}" in figure.alt
+    assert figure.svg.count('id="PolyCollection') == sum(map(len, plan.tasks))
+    assert "backward" in figure.svg and "stage 3" in figure.svg
+    assert ("chunk 1" in figure.svg) == (plan.chunks > 1)
