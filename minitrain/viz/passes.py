@@ -27,8 +27,11 @@ MOST_NUMBERS = 600
 class _Run(Protocol):
     """What the plot reads of a `minitrain.simulate.pipeline.PipelineRun`."""
 
-    schedule: Any
-    seconds: float
+    @property
+    def schedule(self) -> Any: ...
+
+    @property
+    def seconds(self) -> float: ...
 
     def timeline(self) -> Iterator[tuple[int, Any, float, float]]: ...
 
