@@ -100,9 +100,30 @@ DEVICES = (
     ("a800", "a800"), ("a100", "a100"), ("v100", "v100"), ("mi355", "mi355x"),
     ("mi325", "mi325x"), ("mi300", "mi300x"), ("mi250", "mi250x"),
     ("tpu v5p", "tpu-v5p"), ("tpu v5e", "tpu-v5e"), ("tpu v6e", "tpu-v6e"),
-    ("tpu v4", "tpu-v4"), ("tpu v3", "tpu-v3"), ("gaudi", "gaudi2"),
+    ("tpu v4", "tpu-v4"), ("tpu v3", "tpu-v3"), ("gaudi ?2", "gaudi2"),
 )  # fmt: skip
 """Words in a row's `gpu`, and the accelerator."""
+
+SCHEDULE_WORDS = (
+    ("zb-2p", "zb-h2"),
+    ("zb-1p", "zb-h1"),
+    ("zb-v", "zb-v"),
+    ("dualpipe", "zb-v"),
+    ("passes (2 barriers", "vocab-1"),
+    ("passes (1 barrier", "vocab-2"),
+    ("vocabulary-parallel", "vocab-1"),
+    ("interlaced", "interlaced"),
+    ("gpipe", "gpipe"),
+)
+"""Words in a row's `schedule`, and the schedule; the first one counts."""
+
+
+def device_name(text: str) -> str:
+    """The accelerator that a source's words name: H100-SXM, but not H1000."""
+    for word, name in DEVICES:
+        if re.search(rf"(?<![a-z0-9]){word}(?![0-9])", text.lower()):
+            return name
+    return text
 
 
 def network_bytes_per_second(text: str, per_host: int) -> float | None:

@@ -7,6 +7,7 @@ rule holds, the row is refused with a reason. Nothing is guessed silently.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,13 @@ from typing import Any, get_args
 from minitrain.simulate.hardware import Cluster, Link, accelerator, cluster
 from minitrain.simulate.names import (
     ACTIVATIONS,
-    DEVICES,
     FRAMEWORKS,
     QUANTITIES,
     ROTARY,
+    SCHEDULE_WORDS,
     SHARED,
     UNLIKE,
+    device_name,
     network_bytes_per_second,
 )
 from minitrain.simulate.plan import (
@@ -44,6 +46,11 @@ COLUMNS = (
 """Columns of a table of published runs; an empty field was not said by the source."""
 
 Row = Mapping[str, str]
+
+MOST = 10**9
+"""No field counts more things than that."""
+DEEPEST = 10_000
+"""No model has more layers."""
 
 
 class RefusedError(ValueError):
@@ -85,7 +92,18 @@ def read_run(row: Row) -> Run:
     Raises:
         RefusedError: A field that no rule completes, or that contradicts another.
     """
-    reader = _Reader(row)
+    try:
+        return _read(_Reader(row))
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
+def source_of(row: Row) -> str:
+    """Short name of a row's source."""
+    return str(row.get("source_id") or row.get("source") or "unknown").strip()
+
+
+def _read(reader: _Reader) -> Run:
     if reader.text("quality") == "D":
         raise RefusedError("quality D: the source contradicts itself")
     for word, reason in UNLIKE.items():
@@ -97,26 +115,19 @@ def read_run(row: Row) -> Run:
     machines = reader.cluster()
     plans = reader.plans(model, experts, machines, software)
     return Run(
-        source=reader.text("source_id"),
+        source=source_of(reader.row),
         model=model,
         experts=experts,
         plan=plans[0],
         cluster=machines,
         software=software,
         quantity=quantity,
-        value=reader.number("value"),
-        fabric="omni-path"
-        if "omni-path" in reader.text("interconnect").lower()
-        else "",
+        value=reader.value(),
+        fabric=reader.fabric(),
         flops_count=reader.flops_count(quantity, software),
         choices=plans[1:] and plans,
         assumed=reader.assumed,
     )
-
-
-def _has_word(text: str, word: str) -> bool:
-    """Whether a name begins with these letters and digits: H100-SXM, but not H1000."""
-    return re.search(rf"(?<![a-z0-9]){word}(?![0-9])", text.lower()) is not None
 
 
 class _Reader:
@@ -131,25 +142,34 @@ class _Reader:
 
     def number(self, name: str, default: float | None = None, rule: str = "") -> float:
         """A number, or what a rule says where the field is empty."""
-        text = self.text(name)
-        if text:
+        if text := self.text(name):
             try:
-                return float(text.replace(",", ""))
+                if math.isfinite(value := float(text.replace(",", ""))):
+                    return value
             except ValueError:
-                raise RefusedError(f"{name}={text!r} is not a number") from None
+                pass
+            raise RefusedError(f"{name}={text!r} is not a number")
         if default is None:
             raise RefusedError(f"{name} is not given")
         if rule:
             self.assumed.append(f"{name}={default:g}: {rule}")
         return default
 
-    def whole(self, name: str, default: int | None = None, rule: str = "") -> int:
+    def whole(
+        self, name: str, default: int | None = None, rule: str = "", least: int = 0
+    ) -> int:
+        """A number of things: at least so many, and not more than `MOST`."""
         value = self.number(name, default, rule)
-        if value != int(value) or value < 0:
-            raise RefusedError(f"{name}={value:g} is not a whole number")
+        if value != int(value) or not least <= value <= MOST:
+            raise RefusedError(f"{name}={value:g} is no number of things in a run")
         return int(value)
 
     # ---- what was measured, by what
+
+    def value(self) -> float:
+        if (value := self.number("value")) <= 0:
+            raise RefusedError(f"value={value:g} cannot have been measured")
+        return value
 
     def quantity(self) -> str:
         said = self.text("measured_quantity").lower()
@@ -191,9 +211,7 @@ class _Reader:
     def flops_count(self, quantity: str, software: str) -> str:
         """Whether a source's FLOP/s count recomputation; its note says, or a rule."""
         note = (self.text("note") + self.text("measured_quantity")).lower()
-        if "meta" in self.text("framework").lower() and "internal" in (
-            self.text("framework").lower()
-        ):
+        if "meta internal" in self.text("framework").lower():
             self.assumed.append("attention counted where the mask lets it")
             return "causal"
         if "counts recompute" in note or "hfu" in note.split("mfu")[0][:60]:
@@ -212,12 +230,15 @@ class _Reader:
 
     def model(self) -> ModelConfig:
         name = self.text("model").lower()
-        layers, hidden = self.whole("layers"), self.whole("hidden")
+        layers = self.whole("layers", least=1)
+        if layers > DEEPEST:
+            raise RefusedError(f"layers={layers}: no model has more than {DEEPEST}")
+        hidden = self.whole("hidden", least=1)
         width = 128 if hidden >= 2048 else 64
         guess, rule = max(1, hidden // width), f"{width} columns a head"
         if "deepspeed" in self.text("framework").lower() and hidden > 12288:
             guess, rule = 64, "64 heads, as in the runs beside it"
-        heads = self.whole("heads", guess, rule)
+        heads = self.whole("heads", guess, rule, least=1)
         kv = self.whole("kv_heads", heads, "as many as heads") or heads
         gated = any(word in name for word in ACTIVATIONS)
         ffn = self.whole("ffn_hidden", 4 * hidden, "4 * hidden") or 4 * hidden
@@ -226,25 +247,22 @@ class _Reader:
         head_dim = 0 if hidden % heads == 0 else max(1, hidden // heads)
         for word, width in (("qwen3", 128), ("gpt-oss", 64), ("palm", 256)):
             head_dim = width if word in name else head_dim
-        try:
-            return ModelConfig(
-                vocab_size=vocab,
-                layers=layers,
-                hidden=hidden,
-                heads=heads,
-                kv_heads=kv,
-                head_dim=head_dim,
-                ffn=ffn,
-                max_seq=self.whole("seq_len"),
-                norm="rms" if gated else "layer",
-                positions="rope" if rotary else "learned",
-                activation="swiglu" if gated else "gelu",
-                bias=not gated,
-                tie_embeddings=not rotary,
-                parallel_block="palm" in name,
-            )
-        except ValueError as error:
-            raise RefusedError(str(error)) from None
+        return ModelConfig(
+            vocab_size=vocab,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv,
+            head_dim=head_dim,
+            ffn=ffn,
+            max_seq=self.whole("seq_len"),
+            norm="rms" if gated else "layer",
+            positions="rope" if rotary else "learned",
+            activation="swiglu" if gated else "gelu",
+            bias=not gated,
+            tie_embeddings=not rotary,
+            parallel_block="palm" in name,
+        )
 
     def experts(self) -> Experts | None:
         if self.whole("experts", 0) < 2:
@@ -270,14 +288,10 @@ class _Reader:
         said = self.text("gpu")
         if not said:
             raise RefusedError("gpu is not given")
-        name = next((n for word, n in DEVICES if _has_word(said, word)), said)
-        try:
-            device = accelerator(name)
-        except ValueError as error:
-            raise RefusedError(str(error)) from None
-        devices = self.whole("n_gpus")
-        per_host = self.whole("gpus_per_node", min(device.per_host, devices), "usual")
-        per_host = min(per_host, devices)
+        device = accelerator(device_name(said))
+        devices = self.whole("n_gpus", least=1)
+        usual = min(device.per_host, devices)
+        per_host = min(self.whole("gpus_per_node", usual, "usual", 1), devices)
         if devices % per_host:
             raise RefusedError(f"{devices} devices do not fill hosts of {per_host}")
         made = cluster(f"{device.name}:{devices // per_host}x{per_host}")
@@ -289,13 +303,16 @@ class _Reader:
         if limit := re.search(r"(\d+) ?W\b", f"{said} {self.text('interconnect')}"):
             watts = device.watts or float(limit[1])
             # Clocks follow power with about its cube root near the limit.
-            made = replace(
-                made, power_derate=min(1.0, (float(limit[1]) / watts) ** 0.5)
-            )
+            share = min(1.0, (float(limit[1]) / watts) ** 0.5)
+            made = replace(made, power_derate=share)
         if "hbm2e" in said.lower() and "h100" in said.lower():
             slower = replace(device, memory_bytes_per_second=2.4e12, memory_bytes=96e9)
             made = replace(made, accelerator=slower)
         return made
+
+    def fabric(self) -> str:
+        said = self.text("interconnect").lower()
+        return "omni-path" if "omni-path" in said else ""
 
     # ---- the plan
 
@@ -307,8 +324,10 @@ class _Reader:
         software: str,
     ) -> list[Plan]:
         """The row's plan, or those among which the source took the best."""
-        pp, tp, cp = self.whole("pp", 1), self.whole("tp", 1), self.whole("cp", 1)
-        rest = machines.world_size // max(1, pp * tp * cp)
+        pp, tp, cp = (self.whole(name, 1, least=1) for name in ("pp", "tp", "cp"))
+        if pp > model.layers:
+            raise RefusedError(f"pp={pp} stages of {model.layers} layers")
+        rest = machines.world_size // (pp * tp * cp)
         dp = self.whole("dp", rest, "what the other degrees leave") or rest
         if pp * tp * cp * dp != machines.world_size:
             raise RefusedError(
@@ -324,7 +343,7 @@ class _Reader:
             tp=tp,
             pp=pp,
             cp=cp,
-            ep=self.whole("ep", 1),
+            ep=self.whole("ep", 1, least=1),
             schedule=schedule,
             sequence_parallel=self.text("sequence_parallel").lower().startswith("y")
             and tp > 1,
@@ -336,8 +355,8 @@ class _Reader:
         )
         micro = self.micro_batches_of(dp, pp)
         stage = -(-model.layers // pp)
-        chunk_choices = chunks or [v for v in range(2, stage + 1) if stage % v == 0]
-        chunk_choices = chunk_choices or [1]
+        divisors = [v for v in range(2, stage + 1) if stage % v == 0]
+        chunk_choices = chunks or divisors or [1]
         plans, reasons = [], []
         for b in micro:
             for v in chunk_choices:
@@ -385,17 +404,7 @@ class _Reader:
         said = self.text("schedule").lower()
         if pp == 1:
             return "1f1b", [1]
-        for word, name in (
-            ("zb-2p", "zb-h2"),
-            ("zb-1p", "zb-h1"),
-            ("zb-v", "zb-v"),
-            ("dualpipe", "zb-v"),
-            ("passes (2 barriers", "vocab-1"),
-            ("passes (1 barrier", "vocab-2"),
-            ("vocabulary-parallel", "vocab-1"),
-            ("interlaced", "interlaced"),
-            ("gpipe", "gpipe"),
-        ):
+        for word, name in SCHEDULE_WORDS:
             if word in said:
                 return name, [1]
         if "interleaved" in said or self.whole("interleave_v", 1) > 1:

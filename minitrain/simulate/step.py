@@ -31,11 +31,12 @@ def block_forward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Numbe
     moved = memory_seconds(w, soft.traffic * layer.moved_bytes(s, soft))
     tensor = layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden)
     ring = layer.context_message_seconds(s, n)
-    messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
-    if s.moe:
-        messages = messages + experts_messages(s, n, soft)
     floor = (1 + s.moe * soft.expert_kernels) * soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
+    window = soft.context_hidden * (products + core + idle)
+    messages = 2 * tensor + hidden_behind(ring, window)
+    if s.moe:
+        messages = messages + experts_messages(s, n, soft)
     return products, core, moved, messages, idle
 
 
@@ -63,11 +64,12 @@ def block_backward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Numb
     moved = memory_seconds(w, moved + soft.added_bytes * s.block_parameters)
     tensor = layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden_backward)
     ring = 2 * layer.context_message_seconds(s, n)
-    messages = 2 * tensor + hidden_behind(ring, soft.context_hidden * (products + core))
-    if s.moe:
-        messages = messages + experts_messages(s, n, soft)
     floor = (2 + 2 * s.moe * soft.expert_kernels) * soft.kernels * soft.launch_seconds
     idle = np.maximum(0, floor - products - core - moved)
+    window = soft.context_hidden * (products + core + idle)
+    messages = 2 * tensor + hidden_behind(ring, window)
+    if s.moe:
+        messages = messages + experts_messages(s, n, soft)
     return products, core, moved, messages, idle
 
 

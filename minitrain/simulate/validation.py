@@ -16,7 +16,7 @@ from typing import Any
 
 from minitrain.simulate.estimate import Estimate, estimate, flops
 from minitrain.simulate.plan import Plan
-from minitrain.simulate.published import RefusedError, Row, Run, read_run
+from minitrain.simulate.published import RefusedError, Row, Run, read_run, source_of
 from minitrain.simulate.software import software as find_software
 from minitrain.workload import formulas
 from minitrain.workload.config import ModelConfig
@@ -94,7 +94,7 @@ def validate(
     table = list(rows)
     report = Report()
     for number, row in enumerate(table, 1):
-        source = str(row.get("source_id") or row.get("source") or "unknown")
+        source = source_of(row)
         record: dict[str, Any] = {"source_id": source, "model": row.get("model", "")}
         record["quantity"] = row.get("measured_quantity", "")
         record["reported"] = row.get("value", "")
