@@ -42,7 +42,6 @@ CHAPTER = {
     "trainer": 2,
     "train": 2,
     "collectives": 3,
-    "simulate": 4,
     "parallel": 5,
 }
 MOST_LINES_OF_A_FILE = 450

@@ -3,6 +3,7 @@
 import math
 
 import answers_03
+import answers_04
 import answers_05
 import answers_16
 import pytest
@@ -197,6 +198,7 @@ ANSWERS = {
         ],
     ),
     **answers_03.ANSWERS,
+    **answers_04.ANSWERS,
     **answers_05.ANSWERS,
     **answers_16.ANSWERS,
 }

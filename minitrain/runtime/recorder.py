@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
         backward = (
             torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         )
-        self._meet_arguments(args, backward, found=not operator.lifts)
+        self._meet_arguments(args, backward, found=not (operator.lifts or self.stepping))
         out = func(*args, **kwargs)
         if operator.makes:
             for tensor in flat(out):
@@ -245,7 +245,12 @@ class Recorder(TorchDispatchMode):
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Step hook: what an optimizer steps are parameters and gradients."""
+        """Step hook: what an optimizer steps are parameters and gradients.
+
+        Its state is met before the step as well. What is new within is new: a count of
+        steps, made of a Python number, comes by unseen where tensors have no values.
+        """
+        self._meet_state(optimizer)
         self.stepping = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -256,6 +261,9 @@ class Recorder(TorchDispatchMode):
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Step hook: what an optimizer keeps is its state."""
         self.stepping = False
+        self._meet_state(optimizer)
+
+    def _meet_state(self, optimizer: Optimizer) -> None:
         for state in optimizer.state.values():
             for tensor in flat(list(state.values()) if isinstance(state, dict) else ()):
                 self.storages.see(local(tensor), memory.STATE)

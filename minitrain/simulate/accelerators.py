@@ -22,6 +22,8 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 
 GB = 1e9
 """Bytes in a gigabyte of a data sheet."""
+GIB = 2**30
+"""Bytes in a gibibyte: memory chips are built in powers of two, and sold as GB."""
 MIB = 2**20
 """Bytes in a mebibyte: caches are built in powers of two."""
 TERA = 1e12
@@ -90,7 +92,7 @@ V100 = Accelerator(
         "fp32": 15.7 * TERA,  # DS V100 SXM2
         "fp16": 125.0 * TERA,  # DS V100 SXM2; no bf16
     },
-    memory_bytes=32 * GB,  # DS V100 SXM2 32 GB
+    memory_bytes=32 * GIB,  # DS V100 SXM2 32 GB, in chips of 8 GiB
     memory_bytes_per_second=900 * GB,  # DS V100 SXM2
     l2_bytes=6 * MIB,  # WP Volta
     sms=80,  # WP Volta
@@ -109,7 +111,7 @@ A100 = Accelerator(
         "fp16": 312.0 * TERA,  # DS A100
         "bf16": 312.0 * TERA,  # DS A100
     },
-    memory_bytes=80 * GB,  # DS A100 80 GB SXM
+    memory_bytes=80 * GIB,  # DS A100 80 GB SXM, in chips of 16 GiB
     memory_bytes_per_second=2039 * GB,  # DS A100 80 GB SXM
     l2_bytes=40 * MIB,  # WP Ampere
     sms=108,  # WP Ampere
@@ -129,7 +131,7 @@ H100 = Accelerator(
         "bf16": 989.4 * TERA,  # WP Hopper, table 2, dense
         "fp8": 1978.9 * TERA,  # WP Hopper, table 2, dense
     },
-    memory_bytes=80 * GB,  # DS H100 SXM
+    memory_bytes=80 * GIB,  # DS H100 SXM: 80 GB, in chips of 16 GiB
     memory_bytes_per_second=3350 * GB,  # DS H100 SXM
     l2_bytes=50 * MIB,  # WP Hopper
     sms=132,  # WP Hopper
@@ -150,7 +152,7 @@ B200 = Accelerator(
         "fp8": 4500.0 * TERA,  # DS HGX B200: 72 PF of eight with sparsity
         "fp4": 9000.0 * TERA,  # DS HGX B200: 72 PF of eight, dense
     },
-    memory_bytes=180 * GB,  # DS DGX B200: 1,440 GB of eight
+    memory_bytes=179 * GIB,  # what its driver shows; DS DGX B200 180 GB
     memory_bytes_per_second=8000 * GB,  # DS DGX B200: 64 TB/s of eight
     l2_bytes=126 * MIB,  # CUDA device query of B200
     sms=148,  # CUDA device query of B200
@@ -201,7 +203,7 @@ _DERIVED = (
     replace(
         A100,
         name="A100-40GB",
-        memory_bytes=40 * GB,  # DS A100 40 GB SXM
+        memory_bytes=40 * GIB,  # DS A100 40 GB SXM, in chips of 8 GiB
         memory_bytes_per_second=1555 * GB,  # DS A100 40 GB SXM
     ),
     replace(
@@ -231,7 +233,7 @@ _DERIVED = (
     replace(
         H100,
         name="H200",
-        memory_bytes=141 * GB,  # DS H200
+        memory_bytes=140 * GIB,  # what its driver shows; DS H200 141 GB
         memory_bytes_per_second=4800 * GB,  # DS H200
         family="H200",
     ),
