@@ -30,12 +30,14 @@ Result = dict[str, float]
 
 
 def tensor_parallel(model: Transformer, group: torch.distributed.ProcessGroup) -> None:
-    """The plainest tensor parallelism: by columns, then by rows, then a sum."""
+    """The plainest tensor parallelism: by columns, then by rows, then a sum.
+
+    The model is on the meta device; each rank makes its own part real.
+    """
     ranks = group.size()
 
     def shard(linear: nn.Linear, dim: int) -> None:
-        part = linear.weight.detach().chunk(ranks, dim)[group.rank()].contiguous()
-        linear.weight = nn.Parameter(part)
+        linear.weight = nn.Parameter(linear.weight.detach().chunk(ranks, dim)[0])
 
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
@@ -50,12 +52,16 @@ def tensor_parallel(model: Transformer, group: torch.distributed.ProcessGroup) -
             part.register_forward_hook(
                 lambda _, __, y: differentiable.all_reduce(y, group)
             )
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            real = torch.empty_like(parameter, device="cpu")
+            setattr(module, name, nn.Parameter(real))
 
 
 def tensor_parallel_step(name: str, layout: Layout, seq: int) -> object:
     """A traced forward and backward pass of one sequence, tensor-parallel."""
     mesh = layout.mesh()
-    model = Transformer(preset(name), "cpu", torch.bfloat16)
+    model = Transformer(preset(name), "meta", torch.bfloat16)
     tensor_parallel(model, mesh.get_group("tp"))
     tokens = torch.zeros(1, seq, dtype=torch.long)
     positions = torch.arange(seq).expand_as(tokens)

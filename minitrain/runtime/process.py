@@ -25,6 +25,7 @@ import torch.distributed as dist
 from minitrain.runtime import fake, pickling, server, stall
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+OWN = (__file__, fake.__file__)
 INSTALLED = os.path.dirname(os.path.dirname(torch.__file__))
 
 
@@ -217,7 +218,7 @@ def _trace(error: BaseException) -> list[str]:
     while chain:
         part = chain.pop()
         part.stack = traceback.StackSummary.from_list(
-            [_rename(f) for f in part.stack if f.filename != __file__]
+            [_rename(f) for f in part.stack if f.filename not in OWN]
         )
         chain += [p for p in (part.__cause__, part.__context__) if p]
     return list(whole.format())

@@ -150,7 +150,8 @@ class Recorder(TorchDispatchMode):
         backward = (
             torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         )
-        self._meet_arguments(args, backward, found=not (operator.lifts or self.stepping))
+        found = not (operator.lifts or self.stepping)
+        self._meet_arguments(args, backward, found=found)
         out = func(*args, **kwargs)
         if operator.makes:
             for tensor in flat(out):

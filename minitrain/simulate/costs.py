@@ -167,7 +167,7 @@ HARDWARE: Mapping[str, Callable[[Costs, float], Costs]] = MappingProxyType(
         "latency inside a domain": partial(_sooner, _LATENCIES),
         "network bandwidth": partial(_wires, names=("across_bytes_per_second",)),
         "network latency": partial(_sooner, ("across_step_seconds",)),
-        "launches of kernels": _launches,
+        "launches by the host": _launches,
     }
 )
 """Numbers of the hardware that can be made better, each by one factor."""

@@ -15,6 +15,7 @@ UNLIKE = {
 """Words in a model's or framework's name that mean something we do not simulate."""
 
 FRAMEWORKS = (
+    ("metaseq", "fsdp-unfused"),
     ("bridge", "megatron-core"),
     ("nemo", "megatron-core"),
     ("mcore", "megatron-core"),
@@ -27,7 +28,6 @@ FRAMEWORKS = (
     ("megatron-llama", "megatron-core"),
     ("megatron", "megatron-lm"),
     ("deepspeed", "deepspeed-zero3"),
-    ("metaseq", "fsdp-unfused"),
     ("torchtitan", "fsdp"),
     ("composer", "composer"),
     ("foundry", "composer"),

@@ -214,7 +214,8 @@ class _Reader:
         if "meta internal" in self.text("framework").lower():
             self.assumed.append("attention counted where the mask lets it")
             return "causal"
-        if "counts recompute" in note or "hfu" in note.split("mfu")[0][:60]:
+        hfu = "hfu" in note.split("mfu")[0][:60] and quantity != "mfu_percent"
+        if "counts recompute" in note or hfu:
             return "hardware"
         if quantity == "tflops" and software in (
             "megatron-lm",
@@ -272,9 +273,8 @@ class _Reader:
             (known for word, known in SHARED.items() if word in name), (0, 0, 1.0)
         )
         dense = 0 if "reduced" in name else dense
-        count = self.whole("experts")
         return Experts(
-            count=count,
+            count=self.whole("experts"),
             top_k=self.whole("topk"),
             ffn=self.whole("moe_ffn", self.whole("ffn_hidden", 0), "the MLP's width"),
             shared_ffn=shared,
@@ -395,7 +395,7 @@ class _Reader:
         if match := re.match(r"\d", text):
             return int(match[0]), shard
         usual = 3 if software.startswith(("fsdp", "deepspeed-zero3")) else 0
-        usual = 1 if software in ("megatron-core", "internevo") else usual
+        usual = 1 if software.startswith(("megatron-core", "internevo")) else usual
         self.assumed.append(f"zero_stage={usual}: the framework's default")
         return usual, shard
 

@@ -53,6 +53,8 @@ def relative_half_width(parts: Mapping[str, float]) -> float:
 
 def seconds_text(seconds: float) -> str:
     """A time in a unit that suits it, to three figures: `1.24 s`, `12.4 ms`."""
+    if not seconds:
+        return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:
             return f"{_three(seconds / size)} {unit}"
@@ -146,7 +148,7 @@ def explain(s: Simulation) -> Explanation:
     words = (
         f"Of {seconds_text(whole)}{where}, {most / whole:.0%} goes into {first}"
         + (f" and {parts[1][1] / whole:.0%} into {parts[1][0]}" * (len(parts) > 1))
-        + f". What would help most is better {best}: a tenth more saves {gain:.1%}."
+        + f". What would help most: {best}, of which a tenth better saves {gain:.1%}."
     )
     rows = [[part, seconds_text(t), f"{t / whole:.1%}"] for part, t in parts]
     rows.append(["all", seconds_text(whole), "100.0%"])

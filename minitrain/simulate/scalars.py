@@ -24,7 +24,14 @@ NUMBERS = SimpleNamespace(
 as in an array."""
 
 
-def for_numbers(modules: Iterable[ModuleType]) -> SimpleNamespace:
+class Forms(SimpleNamespace):
+    """Closed forms by module, as `forms.step.step_seconds`."""
+
+    def __repr__(self) -> str:
+        return f"<closed forms of {', '.join(vars(self))}>"
+
+
+def for_numbers(modules: Iterable[ModuleType]) -> Forms:
     """Copies of the functions of `modules` that take numbers only.
 
     The copies call each other, by module or by name, and no original.
@@ -50,4 +57,4 @@ def for_numbers(modules: Iterable[ModuleType]) -> SimpleNamespace:
         own["np"] = NUMBERS
         for value in vars(copied[name]).values():
             value.__globals__.update(own)
-    return SimpleNamespace(**{n.rpartition(".")[2]: c for n, c in copied.items()})
+    return Forms(**{n.rpartition(".")[2]: c for n, c in copied.items()})

@@ -173,7 +173,7 @@ def test_better_hardware_never_makes_it_slower():
     s = simulated(replicate)
     gains = {name: s.step_seconds - s.better(name) for name in HARDWARE}
     assert all(gain >= -1e-12 for gain in gains.values())
-    assert gains["launches of kernels"] > 0, "small kernels wait for the host"
+    assert gains["launches by the host"] > 0, "small kernels wait for the host"
     assert gains["network latency"] > 0
     assert s.better("network latency", 1e6) < s.better("network latency", 1.1)
     assert s.better("matrix units", 1.0) == s.step_seconds
@@ -284,7 +284,7 @@ def test_what_is_printed_and_shown():
         assert word in text
     assert s._repr_mimebundle_()["text/markdown"].count("|") > 20
     explanation = s.explain()
-    assert "What would help most is better" in explanation.words
+    assert "What would help most: " in explanation.words
     shares = [float(row[2].rstrip("%")) for row in explanation.parts.rows[:-1]]
     assert sum(shares) == pytest.approx(100, abs=0.5)
     assert len(explanation.gains.rows) == len(HARDWARE)
@@ -293,7 +293,7 @@ def test_what_is_printed_and_shown():
 
 def test_times_are_written_in_a_unit_that_suits_them():
     texts = [seconds_text(t) for t in (1.2345, 0.0123, 35e-6, 0.0, 12345.6)]
-    assert texts == ["1.23 s", "12.3 ms", "35.0 µs", "0.00 µs", "12,346 s"]
+    assert texts == ["1.23 s", "12.3 ms", "35.0 µs", "0 s", "12,346 s"]
 
 
 def test_the_timeline_is_a_perfetto_file(tmp_path):
