@@ -122,7 +122,7 @@ def show(made: Estimate, asked: SimulateConfig, about: Given) -> None:
     plan, machines, device = made.plan, made.cluster, made.cluster.accelerator
     where = (
         f"{machines.world_size:,} {device.name}"
-        f" ({machines.hosts:,} hosts of {machines.per_host})"
+        f" ({machines.hosts:,} host{'s' * (machines.hosts > 1)} of {machines.per_host})"
     )
     out.print(page.heading(f"{about.name} on {where}", words(plan)))
     out.print()
