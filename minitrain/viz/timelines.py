@@ -117,9 +117,11 @@ def _draw(ax: Axes, rows: Sequence[_Row], seconds: float) -> float:
             start, end = row.seconds(m.start_seconds), row.seconds(m.end_seconds)
             begin = min(max(row.seconds(begins[id(m)]), start), end)
             box = (row.top + 0.36 * lane / lanes, 0.34 / lanes)
-            pale = {"facecolor": PAPER, "edgecolor": MUTED, "linewidth": 0.6}
             if begin - start > longest / 500:
-                ax.broken_barh([(start / unit, (begin - start) / unit)], box, **pale)
+                still = [(start / unit, (begin - start) / unit)]
+                ax.broken_barh(
+                    still, box, facecolor=PAPER, edgecolor=MUTED, linewidth=0.6
+                )
             ax.broken_barh([(begin / unit, (end - begin) / unit)], box, **look(m.op, 1))
     _arrows(ax, rows, unit)
     right = longest / unit * 1.005

@@ -280,7 +280,7 @@ def test_what_is_printed_and_shown():
     s = simulated(ddp)
     text = str(s)
     assert text.startswith("16 H100s, Layout(dp=16): a step takes ")
-    for word in ("tokens per second", "MiB of 74.5 GiB: fits", "of these not hidden"):
+    for word in ("tokens per second", "MiB of 80.0 GiB: fits", "of these not hidden"):
         assert word in text
     assert s._repr_mimebundle_()["text/markdown"].count("|") > 20
     explanation = s.explain()
