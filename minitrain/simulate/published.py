@@ -167,7 +167,7 @@ class _Reader:
     # ---- what was measured, by what
 
     def value(self) -> float:
-        if (value := self.number("value")) <= 0:
+        if not 1e-15 < (value := self.number("value")) < 1e15:
             raise RefusedError(f"value={value:g} cannot have been measured")
         return value
 

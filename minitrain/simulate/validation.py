@@ -36,11 +36,16 @@ class Prediction:
     kind: str
 
     @property
-    def error(self) -> float:
-        """Predicted time (or bytes) over the reported one, less one."""
+    def ratio(self) -> float:
+        """Predicted time (or bytes) over the reported one."""
         if self.run.quantity in RATES:
-            return self.reported / self.predicted - 1
-        return self.predicted / self.reported - 1
+            return self.reported / self.predicted
+        return self.predicted / self.reported
+
+    @property
+    def error(self) -> float:
+        """The same, less one."""
+        return self.ratio - 1
 
     @property
     def covered(self) -> bool:
@@ -259,7 +264,7 @@ def ranking(made: Sequence[Prediction]) -> float | None:
         key = (p.run.source, e.model, e.plan.seq, e.plan.precision, where)
         tokens = e.plan.global_batch * e.plan.seq
         predicted = e.step_seconds / tokens
-        groups[key].append((predicted, predicted / (1 + p.error)))
+        groups[key].append((predicted, predicted / p.ratio))
     agree = disagree = 0
     for pairs in groups.values():
         for i, (a, x) in enumerate(pairs):
@@ -281,7 +286,7 @@ def baseline(made: Sequence[Prediction]) -> float | None:
         if p.kind == "memory" or p.run.quantity.startswith("layer"):
             continue
         e = p.estimate
-        seconds = e.step_seconds / (1 + p.error)
+        seconds = e.step_seconds / p.ratio
         work = flops(e.model, e.experts, e.plan, hardware=True)
         key = (e.cluster.accelerator.name, e.plan.precision)
         groups[key].append(work / seconds / e.cluster.world_size)

@@ -536,6 +536,7 @@ def test_every_framework_of_the_list_has_rules():
         ({"value": "fast"}, "value='fast' is not a number"),
         ({"value": "0"}, "value=0 cannot have been measured"),
         ({"value": "nan"}, "value='nan' is not a number"),
+        ({"value": "1e18"}, "value=1e+18 cannot have been measured"),
         ({"layers": "9.5"}, "layers=9.5"),
         ({"layers": "100000"}, "layers=100000: no model has more than 10000"),
         ({"hidden": "0"}, "hidden=0"),
