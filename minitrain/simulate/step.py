@@ -61,7 +61,7 @@ def block_backward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Numb
     products = (products + layer.mlp_backward_seconds(s, c, soft)) / soft.gemm_share
     core = layer.core_seconds(s, w, soft, 1)
     moved = soft.traffic_backward * layer.moved_bytes(s, soft)
-    moved = memory_seconds(w, moved + soft.added_bytes * s.block_parameters)
+    moved = memory_seconds(w, moved + added_bytes(s, soft) * s.block_parameters)
     tensor = layer.tensor_message_seconds(s, n) * (1 - soft.tensor_hidden_backward)
     ring = 2 * layer.context_message_seconds(s, n)
     floor = (2 + 2 * s.moe * soft.expert_kernels) * soft.kernels * soft.launch_seconds
@@ -73,12 +73,17 @@ def block_backward(s: Sizes, c: Chip, w: Chip, n: Wires, soft: Software) -> Numb
     return products, core, moved, messages, idle
 
 
+def added_bytes(s: Sizes, soft: Software) -> Number:
+    """Bytes a parameter moved to add gradients, on average over the micro-batches."""
+    return soft.added_bytes * (s.micro_batches - soft.first_free) / s.micro_batches
+
+
 def head_seconds(s: Sizes, w: Chip, soft: Software) -> Number:
     """The head and the loss, forward and backward, on the stage that has them."""
     t, columns = layer.tokens(s), s.vocab / s.tp
     forward = gemm_seconds(w, t, columns, s.hidden)
     backward = layer.backward_seconds(w, t, columns, s.hidden)
-    added = soft.added_bytes * columns * s.hidden
+    added = added_bytes(s, soft) * columns * s.hidden
     f = forward / soft.gemm_share + memory_seconds(w, soft.loss_bytes * t * columns)
     b = backward / soft.gemm_share
     b = b + memory_seconds(w, soft.loss_back_bytes * t * columns + added)
@@ -151,7 +156,9 @@ def data_seconds(
 
     Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter
     of them and an all-gather of the weights, the first during the last backward pass,
-    the second during the next forward pass. Stage 3 is in `sharded_seconds`.
+    the second during the next forward pass. The embedding's gradient comes last, and
+    may be a bucket of its own; a message slows what computes beside it. Stage 3 is in
+    `sharded_seconds`.
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
@@ -166,6 +173,11 @@ def data_seconds(
     gathered = all_gather_seconds(n, weights, ranks, inside)
     reduced = np.where(s.zero > 0, scattered, summed)
     late = exposed(reduced, soft.data_hidden * gradient_window, soft)
+    if soft.table_last:
+        table = soft.message_bytes * s.vocab * s.hidden / s.tp
+        last = all_reduce_seconds(n, table, s.dp * s.cp, layer_inside(s, n))
+        late = np.maximum(late, last)
+        late = late + soft.slowed * np.minimum(reduced, gradient_window)
     early = exposed(gathered, soft.gather_hidden * gather_window, soft)
     none = s.zero > 2
     return np.where(none, 0, late + np.where(s.zero > 0, early, 0)) * (s.dp * s.cp > 1)
