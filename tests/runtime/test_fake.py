@@ -186,3 +186,16 @@ def test_horovod_says_that_it_needs_values():
 
     with pytest.raises(RankError, match="use ddp"):
         small(f, 2)
+
+
+def test_what_is_known_of_an_operator_is_told_apart_by_its_arguments():
+    def f():
+        x = torch.zeros(4, 6, dtype=torch.int64)
+        dtypes = [(x + a).dtype for a in (1, 1.0, True, 1, 1.0)]
+        shapes = [x.sum(dim).shape for dim in (0, 1, 0)]
+        strides = [y.clone().stride() for y in (x, x.t(), x[:, ::2], x)]
+        parts = [[tuple(p.shape) for p in x.split(n, 1)] for n in (2, 4, [1, 5], 2)]
+        torch.set_default_dtype(torch.float64)
+        return dtypes, shapes, strides, parts, [(x + a).dtype for a in (1, 1.0)]
+
+    assert small(f, 2) == launch(f, 1)
