@@ -14,7 +14,7 @@ from minitrain.simulate.published import COLUMNS
 
 
 @dataclass(frozen=True)
-class Table:
+class RunTable:
     """A published table.
 
     Attributes:
@@ -58,7 +58,7 @@ def published_runs(*sources: str) -> list[dict[str, str]]:
     return [row for table in chosen for row in _rows(table)]
 
 
-def _rows(table: Table) -> list[dict[str, str]]:
+def _rows(table: RunTable) -> list[dict[str, str]]:
     pairs = " ".join(table.common.split()).split("; ")
     shared = dict.fromkeys(COLUMNS, "") | dict(pair.split("=", 1) for pair in pairs)
     shared |= {"source_id": table.source_id, "table_figure": table.citation}
@@ -78,7 +78,7 @@ def _rows(table: Table) -> list[dict[str, str]]:
 
 
 TABLES = (
-    Table(
+    RunTable(
         "korthikanti-t5",
         "Korthikanti et al. 2022 (arXiv:2205.05198), table 5",
         """
@@ -100,7 +100,7 @@ TABLES = (
         GPT-530B    105  20480   128 2240 35  8  y 3 interleaved 1  2240 selective 39.15
         """,
     ),
-    Table(
+    RunTable(
         "sc21-t1",
         "Narayanan et al. 2021 (arXiv:2104.04473), table 1",
         """
@@ -123,7 +123,7 @@ TABLES = (
         GPT-1008.0B    128  25600   160 3072  8 64  6 interleaved  3072   163
         """,
     ),
-    Table(
+    RunTable(
         "sc21-t2",
         "Narayanan et al. 2021 (arXiv:2104.04473), table 2",
         """
@@ -148,7 +148,7 @@ TABLES = (
         GPT-529.6B    105  20480   128 2240  8 35    8 - interleaved          0 1  2240   159 Megatron-LM
         """,
     ),
-    Table(
+    RunTable(
         "mcore-h100",
         "Megatron-LM repository, README of release 0.8, weak scaling on H100",
         """
@@ -170,7 +170,7 @@ TABLES = (
         GPT-462B    112  18432   144 6144  8 16  y interleaved  3072 459.9
         """,
     ),
-    Table(
+    RunTable(
         "nemo2407",
         "NVIDIA NeMo, performance summary of release 24.07",
         """
@@ -194,7 +194,7 @@ TABLES = (
             Llama3-70B     80   8192    64        8      28672 128256 8192   64  4  4  2  2  y  5 interleaved 1   128  1524
         """,
     ),
-    Table(
+    RunTable(
         "megascale-t2",
         "Jiang et al. 2024 (arXiv:2402.15627), table 2, Megatron-LM",
         """
@@ -216,7 +216,7 @@ TABLES = (
         12288 192  6144  8.57
         """,
     ),
-    Table(
+    RunTable(
         "mtnlg",
         "Smith et al. 2022 (arXiv:2201.11990), section 4",
         """
@@ -234,7 +234,7 @@ TABLES = (
         3360 12  44.4
         """,
     ),
-    Table(
+    RunTable(
         "zb-t4",
         "Qi et al. 2023 (arXiv:2401.10241), table 4",
         """
@@ -295,7 +295,7 @@ TABLES = (
         GPT-28.3B     62   6144    48   32 32 - interleaved 1   256   921.6
         """,
     ),
-    Table(
+    RunTable(
         "vocabpp",
         "Yeung et al. 2024 (arXiv:2411.05288), artifact",
         """
@@ -348,7 +348,7 @@ TABLES = (
         256000 4096          interlaced 58.04
         """,
     ),
-    Table(
+    RunTable(
         "llama3-t4",
         "Grattafiori et al. 2024 (arXiv:2407.21783), table 4",
         """
@@ -366,7 +366,7 @@ TABLES = (
         131072 16384   8 16   128   380
         """,
     ),
-    Table(
+    RunTable(
         "bloom-final",
         "BigScience 2022 (arXiv:2211.05100), section 3.2",
         """
@@ -382,7 +382,7 @@ TABLES = (
         """
         """,
     ),
-    Table(
+    RunTable(
         "palm",
         "Chowdhery et al. 2022 (arXiv:2204.02311), table 3",
         """
