@@ -263,7 +263,7 @@ def test_each_number_matters_somewhere():
 def test_micro_batches_cost_alike(question):
     """Once the pipeline is full, each more takes as long as the one before."""
     model, plan, machines, by, experts = question
-    assume(plan.schedule != "gpipe" or plan.zero < 3)
+    assume(SOFTWARE[by].first_free == 0)  # the first one is cheaper there
     at = []
     for times in (2, 3, 4):
         more = replace(plan, global_batch=plan.global_batch * times)
