@@ -7,6 +7,7 @@ Each case says what it measures, and returns its seconds (`ours`) beside those t
 may take (`peer`). The last line is that of the largest ratio, under the name of all.
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -19,10 +20,16 @@ from torch import nn
 from minitrain import trace
 from minitrain.collectives import differentiable
 from minitrain.runtime import Layout
+from minitrain.simulate.estimate import estimate, evaluate
 from minitrain.simulate.events import Compute, Need, Post, Step, Transfer, replay
+from minitrain.simulate.hardware import Cluster
+from minitrain.simulate.hardware import cluster as read_cluster
 from minitrain.simulate.pipeline import replay_pipeline
+from minitrain.simulate.plan import Plan
 from minitrain.simulate.schedules import schedule
 from minitrain.simulate.simulation import simulate
+from minitrain.simulate.sizes import Sizes, sizes, stack
+from minitrain.simulate.software import software
 from minitrain.workload.model import Transformer
 from minitrain.workload.presets import preset
 
@@ -133,10 +140,48 @@ def pipeline() -> Result:
     return {"ours": timed(lambda: replay_pipeline(tasks, 1.0, 2.0), 5), "peer": 0.3}
 
 
+def plans(count: int) -> tuple[Sizes, Cluster]:
+    """Legal layouts of Llama 3 405B on 16,384 H100, as many as asked, by repetition."""
+    model, cluster = preset("llama3-405b"), read_cluster("h100:2048x8")
+    made = []
+    for tp, pp, b, again in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4), ("none", "full")
+    ):
+        dp = cluster.world_size // (tp * pp)
+        options = {"tp": tp, "pp": pp, "dp": dp, "micro_batch": b, "recompute": again}
+        plan = Plan(seq=8192, global_batch=4 * 16_384, zero=1, **options)
+        made.append(sizes(model, plan, cluster.hosts))
+    return stack(list(itertools.islice(itertools.cycle(made), count))), cluster
+
+
+def vector() -> Result:
+    """Time and memory of a million plans in closed form, in chunks of 8,000."""
+    chunk, cluster = plans(8000)
+
+    def work() -> None:
+        for _ in range(125):
+            evaluate(chunk, cluster, "bf16", "megatron-core")
+
+    return {"ours": timed(work, 3), "peer": 1.0}
+
+
+def one() -> Result:
+    """Time and memory of one plan in closed form: the median of a thousand calls."""
+    model, cluster = preset("llama3-405b"), read_cluster("h100:2048x8")
+    plan = Plan(seq=8192, global_batch=2048, tp=8, pp=16, dp=128, zero=2)
+    soft = software("megatron-core", "H100")
+    return {
+        "ours": timed(lambda: estimate(model, plan, cluster, soft), 1000),
+        "peer": 0.3e-3,
+    }
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "pipeline": pipeline,
     "events": events,
     "program": program,
+    "vector": vector,
+    "one": one,
 }
 
 

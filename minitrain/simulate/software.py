@@ -37,7 +37,7 @@ class Software:
         gather_hidden: Share of a forward pass behind which weights are gathered.
         shard_hidden: Share of a block's computation behind which ZeRO-3 travels.
         last_bucket: Share of a message that is never hidden.
-        table_last: The embedding's gradient is the last bucket.
+        bucket_bytes: Gradients travel in buckets of so many bytes; 0 for one message.
         slowed: Share of its speed that computing loses beside a message.
         pipeline_hidden: Share of the messages between stages hidden in steady state.
         scatter: Stages send 1/tp of the stream and gather it there.
@@ -86,7 +86,7 @@ class Software:
     gather_hidden: float = 0
     shard_hidden: float = 0.9
     last_bucket: float = 0.05
-    table_last: float = 0
+    bucket_bytes: float = 0
     slowed: float = 0
     pipeline_hidden: float = 0
     scatter: float = 0
@@ -176,7 +176,7 @@ _own = Software(
     update_bytes=14,
     added_bytes=6,
     first_free=1,
-    table_last=1,
+    bucket_bytes=25 * 2**20,
     slowed=0.05,
     message_bytes=2,
     gradient_bytes=2,

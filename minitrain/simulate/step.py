@@ -156,9 +156,7 @@ def data_seconds(
 
     Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter
     of them and an all-gather of the weights, the first during the last backward pass,
-    the second during the next forward pass. The embedding's gradient comes last, and
-    may be a bucket of its own; a message slows what computes beside it. Stage 3 is in
-    `sharded_seconds`.
+    the second during the next forward pass. Stage 3 is in `sharded_seconds`.
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
@@ -173,14 +171,30 @@ def data_seconds(
     gathered = all_gather_seconds(n, weights, ranks, inside)
     reduced = np.where(s.zero > 0, scattered, summed)
     late = exposed(reduced, soft.data_hidden * gradient_window, soft)
-    if soft.table_last:
-        table = soft.message_bytes * s.vocab * s.hidden / s.tp
-        last = all_reduce_seconds(n, table, s.dp * s.cp, layer_inside(s, n))
-        late = np.maximum(late, last)
-        late = late + soft.slowed * np.minimum(reduced, gradient_window)
+    if soft.bucket_bytes:
+        late = bucketed_seconds(s, n, soft, gradients, gradient_window)
     early = exposed(gathered, soft.gather_hidden * gather_window, soft)
     none = s.zero > 2
     return np.where(none, 0, late + np.where(s.zero > 0, early, 0)) * (s.dp * s.cp > 1)
+
+
+def bucketed_seconds(
+    s: Sizes, n: Wires, soft: Software, gradients: Number, window: Number
+) -> Number:
+    """What backward leaves of sums in buckets; the embedding's is the last one.
+
+    A bucket pays its own latency, and slows what computes beside it. It is closed when
+    it is full, so a matrix that is larger fills one by itself.
+    """
+    ranks, inside = s.dp * s.cp, layer_inside(s, n)
+    table = soft.message_bytes * s.vocab * s.hidden / s.tp
+    rest = gradients - table
+    matrices = s.stage_layers * (6 + s.gated)
+    count = np.minimum(np.ceil(rest / soft.bucket_bytes), matrices)
+    early = count * all_reduce_seconds(n, rest / count, ranks, inside)
+    last = all_reduce_seconds(n, table, ranks, inside)
+    beside = np.minimum(early, soft.data_hidden * window)
+    return early - beside + last + soft.slowed * beside
 
 
 def layer_inside(s: Sizes, n: Wires) -> Number:
