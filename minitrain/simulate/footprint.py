@@ -124,20 +124,23 @@ def stage_bytes(
 def rank_bytes(s: Sizes, soft: Software) -> Number:
     """Bytes by kind of the fullest rank: first stage, second one, or last one."""
     spread = (s.schedule == 6) + (s.schedule == 7) + (s.schedule == 8)
-    alone = s.pp == 1
+    # zb-v folds the pipeline: its first rank has both ends of the model.
+    alone = np.maximum(s.pp == 1, s.schedule == 5)
     part = 2 / s.pp
     waiting = waiting_micro_batches(s)
     own = np.where(alone, s.tables, np.where(spread, part, 1))
     share = np.where(alone, 1, np.where(spread, 1 / s.pp, 0))
     last = np.where(alone, 1, np.where(spread, 1 / s.pp, 1))
     middle = np.where(spread, part, 0)
-    later = np.maximum(waiting - 1, 1)
+    all_of_them = s.schedule == 0  # gpipe: on every stage
+    later = np.where(all_of_them, waiting, np.maximum(waiting - 1, 1))
     some = np.where(s.pp > 2, s.stage_layers, 0)
     a0, a1, a2, a3, a4, a5 = stage_bytes(s, soft, s.first_layers, own, waiting, share)
     m0, m1, m2, m3, m4, m5 = stage_bytes(s, soft, some, middle, later, 0)
     least = np.where(
         s.interleave > 1, ((s.interleave - 1) * s.pp + 1) / s.interleave, 1
     )
+    least = np.where(all_of_them, waiting, least)
     b0, b1, b2, b3, b4, b5 = stage_bytes(s, soft, s.last_layers, own, least, last)
     first = a0 + a1 + a2 + a3 + a4 + a5
     second = m0 + m1 + m2 + m3 + m4 + m5

@@ -253,6 +253,29 @@ def test_the_last_stage_counts_where_its_logits_are_many():
     assert logits < held < 1.2 * logits
 
 
+def test_gpipe_keeps_all_micro_batches_beside_the_logits():
+    """On every stage, so that the last one with its logits is the fullest."""
+    soft, count = SOFTWARE["megatron-core"], 16
+    plan = Plan(seq=SEQ, global_batch=count, pp=4, schedule="gpipe")
+    model = preset("llama3-8b")
+    held = estimate(model, plan, "h100:1x4", soft).memory["activations"]
+    logits = SEQ * 128_256 * soft.logit_bytes
+    kept = count * 8 * block(model, soft)
+    assert held > kept + logits
+    assert held < kept + logits + (count + 2) * 2 * SEQ * 4096
+
+
+def test_a_folded_pipeline_has_both_ends_on_one_rank():
+    """ZB-V (arXiv:2401.10241, section 6): embedding, head and logits on the first."""
+    model, soft = preset("llama3-8b"), SOFTWARE["megatron-core"]
+    plan = Plan(seq=SEQ, global_batch=16, pp=4)
+    straight = estimate(model, plan, "h100:1x4", soft)
+    folded = estimate(model, replace(plan, schedule="zb-v"), "h100:1x4", soft)
+    table = 2 * 128_256 * 4096
+    assert folded.memory["weights"] == straight.memory["weights"] + table
+    assert folded.memory["activations"] > straight.memory["activations"]
+
+
 # ---- bytes that torch counted in Megatron-LM's own tests ----
 
 GOLDEN = """
