@@ -227,8 +227,14 @@ def sharded_seconds(
 
 
 def update_seconds(s: Sizes, w: Chip, soft: Software) -> Number:
-    """The optimizer's step on what a rank owns, and the passes of the norm."""
-    owned = s.stage_parameters / np.where(s.zero > 0, s.shard_ranks, 1)
+    """The optimizer's step on what a rank owns, and the passes of the norm.
+
+    Experts' state is spread over their own replicas only.
+    """
+    experts = s.stage_layers * s.expert_parameters
+    alone = np.maximum(s.shard_ranks * s.tp / s.ep, 1)
+    shared = (s.stage_parameters - experts) / s.shard_ranks + experts / alone
+    owned = np.where(s.zero > 0, shared, s.stage_parameters)
     return memory_seconds(w, soft.update_bytes * owned)
 
 

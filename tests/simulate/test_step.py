@@ -537,3 +537,15 @@ def test_waiting_micro_batches_do_not_outnumber_the_step():
         plan = Plan(seq=1024, global_batch=2, pp=8, schedule=name)
         s = sizes(MODELS["llama3-8b"], plan, 1)
         assert footprint.waiting_micro_batches(s) <= 2
+
+
+def test_experts_are_updated_by_those_who_have_them():
+    """8 ranks, each with an expert of its own: nobody shares its update."""
+    model, soft = MODELS["llama3-8b"], software("megatron-core", "H100")
+    experts = Experts(count=8, top_k=2, ffn=14336)
+    plan = Plan(seq=1024, global_batch=8, dp=8, ep=8, zero=1)
+    made = estimate(model, plan, "h100:1x8", soft, experts)
+    each = 32 * 3 * 4096 * 14336
+    rest = 32 * 2 * 4096 * (4096 + 1024) + 2 * 128256 * 4096
+    least = soft.update_bytes * (each + rest / 8) / 3.35e12
+    assert least < made.parts["optimizer"] < 1.4 * least
