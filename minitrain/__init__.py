@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minitrain.runtime.layout import Layout
     from minitrain.runtime.tracing import trace
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOME = {
     "launch": "minitrain.runtime.launcher",
