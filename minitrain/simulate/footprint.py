@@ -82,6 +82,7 @@ def waiting_micro_batches(s: Sizes) -> Number:
 def stage_bytes(
     s: Sizes,
     soft: Software,
+    block: tuple[Number, Number],
     layers: Number,
     tables: Number,
     waiting: Number,
@@ -92,6 +93,7 @@ def stage_bytes(
     Args:
         s: Sizes of the step.
         soft: The software.
+        block: Activations of a block at work, and what stays of them.
         layers: Blocks of the stage.
         tables: Embeddings and heads that it holds.
         waiting: Micro-batches whose activations it holds.
@@ -108,12 +110,12 @@ def stage_bytes(
     alone = np.maximum(shard * s.tp / s.ep, 1)
     owned = np.where(s.zero > 0, dense / shard + experts / alone, held)
     state = soft.state_bytes * owned
-    block = block_activation_bytes(s, soft)
-    kept = waiting * layers * kept_bytes(s, soft)
+    active, stays = block
+    kept = waiting * layers * stays
     stream = layer.stream_tokens(s) * s.hidden * 2
     ends = (waiting + 1) * stream
     scores = logits * layer.tokens(s) * s.vocab / s.tp * soft.logit_bytes
-    working = np.maximum(s.recompute_full, soft.working) * block
+    working = np.maximum(s.recompute_full, soft.working) * active
     activations = kept + ends + np.maximum(scores, working)
     gathered = 2 * soft.weight_bytes * s.block_parameters
     scattered = soft.reduce_bytes * s.block_parameters
@@ -135,13 +137,18 @@ def rank_bytes(s: Sizes, soft: Software) -> Number:
     all_of_them = s.schedule == 0  # gpipe: on every stage
     later = np.where(all_of_them, waiting, np.maximum(waiting - 1, 1))
     some = np.where(s.pp > 2, s.stage_layers, 0)
-    a0, a1, a2, a3, a4, a5 = stage_bytes(s, soft, s.first_layers, own, waiting, share)
-    m0, m1, m2, m3, m4, m5 = stage_bytes(s, soft, some, middle, later, 0)
+    block = block_activation_bytes(s, soft), kept_bytes(s, soft)
+    a0, a1, a2, a3, a4, a5 = stage_bytes(
+        s, soft, block, s.first_layers, own, waiting, share
+    )
+    m0, m1, m2, m3, m4, m5 = stage_bytes(s, soft, block, some, middle, later, 0)
     least = np.where(
         s.interleave > 1, ((s.interleave - 1) * s.pp + 1) / s.interleave, 1
     )
     least = np.where(all_of_them, waiting, least)
-    b0, b1, b2, b3, b4, b5 = stage_bytes(s, soft, s.last_layers, own, least, last)
+    b0, b1, b2, b3, b4, b5 = stage_bytes(
+        s, soft, block, s.last_layers, own, least, last
+    )
     first = a0 + a1 + a2 + a3 + a4 + a5
     second = m0 + m1 + m2 + m3 + m4 + m5
     third = b0 + b1 + b2 + b3 + b4 + b5

@@ -69,7 +69,7 @@ def attention_products_backward_seconds(s: Sizes, c: Chip) -> Number:
     return s.latent * (into + backward_seconds(c, t, s.hidden, q))
 
 
-def backward_seconds(c: Chip, m: Number, n: Wires, k: Number) -> Number:
+def backward_seconds(c: Chip, m: Number, n: Number, k: Number) -> Number:
     """Both gradients of a product [m, k] x [k, n]."""
     return dgrad_seconds(c, m, n, k) + wgrad_seconds(c, m, n, k)
 
