@@ -276,6 +276,30 @@ def test_a_folded_pipeline_has_both_ends_on_one_rank():
     assert folded.memory["activations"] > straight.memory["activations"]
 
 
+def test_what_is_alive_in_a_backward_pass_counts():
+    """On a first stage, without logits: what waits, the stream, half a block."""
+    model, soft = (
+        replace(preset("llama3-8b"), vocab_size=1024),
+        SOFTWARE["megatron-core"],
+    )
+    plan = Plan(seq=SEQ, global_batch=16, pp=8)
+    held = estimate(model, plan, "h100:1x8", soft).memory["activations"]
+    one, stream = block(model, soft), 2 * SEQ * 4096
+    assert held == pytest.approx((8 * 4 + 0.5) * one + 9 * stream)
+    whole = replace(plan, recompute="full")
+    held = estimate(model, whole, "h100:1x8", soft).memory["activations"]
+    assert held == pytest.approx(8 * 4 * stream + one + 9 * stream)
+
+
+def test_zero_3_holds_two_gathered_blocks_and_a_gradient():
+    """Weights of 2 bytes of this block and the next one, a gradient of 4 bytes."""
+    model, soft = preset("llama3-8b"), SOFTWARE["megatron-core"]
+    plan = Plan(seq=SEQ, global_batch=8, dp=8, zero=3)
+    made = estimate(model, plan, "h100:1x8", soft)
+    parameters = 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336
+    assert made.memory["buffers"] == (2 * 2 + 4) * parameters
+
+
 # ---- bytes that torch counted in Megatron-LM's own tests ----
 
 GOLDEN = """

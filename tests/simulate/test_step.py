@@ -549,3 +549,72 @@ def test_experts_are_updated_by_those_who_have_them():
     rest = 32 * 2 * 4096 * (4096 + 1024) + 2 * 128256 * 4096
     least = soft.update_bytes * (each + rest / 8) / 3.35e12
     assert least < made.parts["optimizer"] < 1.4 * least
+
+
+# ---- messages inside a block and between stages, by hand ----
+
+
+def ideal_parts(plan: Plan, machines: str, rate: float, **rules) -> dict[str, float]:
+    """Parts of a step of Llama-3 8B over links of this rate, without latency."""
+    model = MODELS["llama3-8b"]
+    made = replace(cluster(machines), inside=Link(0, rate), across=Link(0, rate))
+    soft = replace(SOFTWARE["megatron-flash"], **rules)
+    s = sizes(model, plan, made.hosts)
+    c, w, n = machine_records(made, "bf16", soft)
+    n = network.ideal(n, 0, 0)
+    values = step.step_seconds(s, c, w, n, soft)
+    return dict(zip(step.PARTS, map(float, values), strict=True))
+
+
+@pytest.mark.parametrize("machines", ["h100:1x4", "h100:4x1"])
+def test_keys_and_values_go_round_the_context_ranks(machines):
+    """Three hops forward; backward three with them and three with their gradients."""
+    plan = Plan(seq=4096, global_batch=2, cp=4)
+    parts = ideal_parts(plan, machines, NEAR, context_hidden=0)
+    hop = 1024 * 2 * 1024 * 2 / NEAR  # 1,024 tokens, 8 heads of 128, 2 bytes
+    found = parts["tensor, context and expert messages"]
+    assert found == pytest.approx(2 * 32 * 3 * 3 * hop)
+
+
+@pytest.mark.parametrize(("chunks", "scatter"), [(1, 0), (1, 1), (4, 0)])
+def test_stages_send_the_stream_forward_and_its_gradient_back(chunks, scatter):
+    plan = Plan(
+        seq=2048,
+        global_batch=8,
+        pp=2,
+        tp=4,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        interleave=chunks,
+    )
+    parts = ideal_parts(plan, "h100:8x1", FAR, pipeline_hidden=0, scatter=scatter)
+    one = 2048 * 4096 * 2 / (4 if scatter else 1) / FAR
+    assert parts["pipeline messages"] == pytest.approx(2 * 8 * chunks * one)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 8])
+def test_a_token_crosses_the_network_once_for_each_host(top_k):
+    """16 experts in 2 hosts of 8: a token of k experts visits 2 (1 - 1/2^k) of them."""
+    experts = Experts(count=16, top_k=top_k, ffn=1024)
+    plan = Plan(seq=1024, global_batch=16, dp=16, ep=16)
+    s = sizes(MODELS["llama3-8b"], plan, 2, experts)
+    n = network.ideal(network.wires(cluster("h100:2x8")), 0, 0)
+    n = n._replace(inside_bytes_per_second=NEAR, across_bytes_per_second=FAR)
+    once = 1024 * 4096 * 2
+    far = 2 * (1 - 0.5**top_k) * once / 2 / FAR  # half of them are at home
+    near = top_k * once * 7 / 8 / NEAR
+    found = float(layer.expert_message_seconds(s, n))
+    assert found == pytest.approx(max(near, far))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(32, True), st.integers(1, 8), st.integers(0, 2))
+def test_experts_take_their_operations_at_least(plan, top_k, dense):
+    experts = Experts(count=8, top_k=top_k, ffn=8192, dense_layers=dense)
+    model, machines = MODELS["llama3-8b"], CLUSTERS["h100:8x8"]
+    made = estimate(model, plan, machines, "megatron-core", experts)
+    core = formulas.attention_flops(
+        plan.global_batch, plan.seq, model.heads, model.head_dim
+    )
+    head = 2 * plan.global_batch * plan.seq * model.hidden * model.vocab_size
+    work = flops(model, experts, plan) - 3 * (core * model.layers + head)
+    assert made.parts["matrix products"] > work / RANKS / 989.4e12
