@@ -190,7 +190,8 @@ def _overlapped() -> list[Entry]:
     from minitrain.viz import Entry
 
     (before,) = _derived()
-    computing = before.step_seconds - derived().parts["data-parallel messages"]
+    step = derived()
+    computing = step.step_seconds - step.parts["data-parallel messages"]
     seconds = computing + overlapped_seconds()
     return [Entry("ch. 5: sums overlapped", before.memory_bytes, seconds)]
 
