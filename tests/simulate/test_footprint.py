@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitrain.simulate import footprint
@@ -43,6 +43,7 @@ def paper(model: ModelConfig, b: int, t: int, sequence: bool, again: str) -> flo
     return whole * (10 + 24 / t + scores / t)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(GPTS)),
     st.sampled_from([1, 2, 4]),
@@ -135,6 +136,7 @@ def test_zero_as_in_its_first_figure(zero, gigabytes):
     assert sum(found[:3]) / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
+@settings(deadline=None)
 @given(degrees, degrees, st.sampled_from([2, 16]), st.sampled_from(["22b", "175b"]))
 def test_zero_divides_one_kind_more_at_each_stage(tp, pp, dp, name):
     asked = dict(seq=SEQ, global_batch=dp * 8, tp=tp, pp=pp, dp=dp)  # noqa: C408

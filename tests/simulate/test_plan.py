@@ -4,7 +4,7 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitrain.simulate.plan import SCHEDULES, Experts, Plan, balanced_stages
@@ -146,6 +146,7 @@ def test_tensor_ranks_may_outnumber_keys():
 # ---- sums ----
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 200))
 def test_stages_share_all_blocks_evenly(stages, layers):
     shares = plan(pp=stages).layers_of_stages(layers)
@@ -154,6 +155,7 @@ def test_stages_share_all_blocks_evenly(stages, layers):
     assert list(shares) == sorted(shares, reverse=True)
 
 
+@settings(deadline=None)
 @given(*[st.sampled_from([1, 2, 4])] * 4, st.integers(1, 4), st.integers(1, 4))
 def test_degrees_multiply_and_micro_batches_share(dp, tp, pp, cp, each, count):
     asked = plan(
