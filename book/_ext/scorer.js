@@ -11,9 +11,10 @@ var Scorer = {
   partialTerm: 2,
 
   score: ([page, title, anchor, description, score]) => {
+    const plain = (text) => text.trim().replace(/\?$/, "").toLowerCase();
     const asked = new URLSearchParams(window.location.search).get("q") ?? "";
     const heading = title.replace(/<[^>]*>/g, "").split(" > ").pop();
-    const words = heading.replace(/^[\d.]+\s+/, "").toLowerCase();
-    return words === asked.trim().toLowerCase() ? score + 50 : score;
+    const words = heading.replace(/^[\d.]+\s+/, "");
+    return plain(words) === plain(asked) ? score + 50 : score;
   },
 };
