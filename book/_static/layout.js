@@ -8,6 +8,8 @@ function sizesOfLayout(choice) {
   const [most, least] = [Math.ceil(model.layers / pp), Math.floor(model.layers / pp)];
   const block = model.block_parameters / tp;
   const table = (model.vocab * model.hidden) / tp;
+  const bothEnds = pp === 1 || choice.schedule === "zb-v"; // on one rank
+  const tables = bothEnds && model.tables > 1 ? 2 * table : table;
   const device = LAYOUT.DEVICES[choice.device];
   return {
     ...model,
@@ -26,7 +28,7 @@ function sizesOfLayout(choice) {
     recompute_full: choice.recompute === "full" ? 1 : 0,
     recompute_core: choice.recompute === "selective" ? 1 : 0,
     block_parameters: block,
-    stage_parameters: most * block + (pp > 1 || model.tables === 1 ? table : 2 * table),
+    stage_parameters: most * block + tables,
     hosts: choice.devices / Math.min(device.per_host, choice.devices),
   };
 }

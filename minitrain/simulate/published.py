@@ -302,7 +302,7 @@ class _Reader:
             self.assumed.append(f"network: {device.network_bytes_per_second:.3g} B/s")
         if limit := re.search(r"(\d+) ?W\b", f"{said} {self.text('interconnect')}"):
             watts = device.watts or float(limit[1])
-            # Clocks follow power with about its cube root near the limit.
+            # Clocks follow power with about its square root near the limit.
             share = min(1.0, (float(limit[1]) / watts) ** 0.5)
             made = replace(made, power_derate=share)
         if "hbm2e" in said.lower() and "h100" in said.lower():

@@ -112,7 +112,8 @@ def sizes(
         routed = moe * each * experts.count / plan.ep
         block = (dense - moe * mlp + moe * shared) / plan.tp + routed
     table = model.vocab_size * model.hidden / plan.tp
-    tables = table if plan.pp > 1 or model.tie_embeddings else 2 * table
+    both_ends = plan.pp == 1 or plan.schedule == "zb-v"  # on one rank
+    tables = 2 * table if both_ends and not model.tie_embeddings else table
     return Sizes(
         layers=model.layers,
         hidden=model.hidden,

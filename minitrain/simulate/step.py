@@ -160,8 +160,10 @@ def data_seconds(
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
-    gradients = soft.message_bytes * s.stage_parameters
-    weights = soft.weight_bytes * s.stage_parameters
+    experts = s.stage_layers * s.expert_parameters
+    sent = sent_parameters(s, s.stage_parameters, experts, s.dp * s.cp)
+    gradients = soft.message_bytes * sent
+    weights = soft.weight_bytes * sent
     summed = all_reduce_seconds(n, gradients, s.dp * s.cp, layer_inside(s, n))
     across = all_reduce_seconds(
         n, gradients / ranks, s.dp * s.cp / ranks, layer_inside(s, n) / inside
@@ -176,6 +178,17 @@ def data_seconds(
     early = exposed(gathered, soft.gather_hidden * gather_window, soft)
     none = s.zero > 2
     return np.where(none, 0, late + np.where(s.zero > 0, early, 0)) * (s.dp * s.cp > 1)
+
+
+def sent_parameters(s: Sizes, whole: Number, experts: Number, ranks: Number) -> Number:
+    """Of `whole` parameters, those of experts included, what crosses `ranks` ranks.
+
+    An expert meets its own replicas only, n of them, and a collective moves (n - 1) / n
+    of its payload: each of its parameters counts as that share of another one's.
+    """
+    replicas = np.maximum(ranks * s.tp / s.ep, 1)
+    share = (1 - 1 / replicas) / (1 - 1 / np.maximum(ranks, 2))
+    return whole - (1 - np.minimum(share, 1)) * experts
 
 
 def bucketed_seconds(
@@ -216,8 +229,9 @@ def sharded_seconds(
     are scattered; the gather of the next block travels while this one computes.
     """
     inside = np.minimum(s.shard_ranks, np.maximum(n.domain_ranks / s.tp, 1))
-    weights = soft.weight_bytes * s.block_parameters
-    gradients = soft.reduce_bytes * s.block_parameters
+    sent = sent_parameters(s, s.block_parameters, s.expert_parameters, s.shard_ranks)
+    weights = soft.weight_bytes * sent
+    gradients = soft.reduce_bytes * sent
     gather = all_gather_seconds(n, weights, s.shard_ranks, inside)
     scatter = reduce_scatter_seconds(n, gradients, s.shard_ranks, inside)
     first = np.maximum(gather - soft.shard_hidden * forward, 0)

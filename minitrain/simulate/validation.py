@@ -3,7 +3,7 @@
 Every row is predicted or refused with a reason. Errors are of time (of a step, or of
 what the source printed turned into one), predicted over reported; of memory, bytes over
 bytes. Beside them stands the baseline that any simulator must beat: one utilization for
-each source, accelerator and precision, the best constant there is.
+each source, accelerator and precision, the median of its own rows.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def ranking(made: Sequence[Prediction]) -> float | None:
 
 
 def baseline(made: Sequence[Prediction]) -> float | None:
-    """MAPE, in per cent, of the best constant utilization of each group.
+    """MAPE, in per cent, of one constant utilization for each group.
 
     A group is a source's runs on one accelerator at one precision; the constant is the
     median of what the reports imply, recomputation counted.

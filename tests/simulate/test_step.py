@@ -551,6 +551,28 @@ def test_experts_are_updated_by_those_who_have_them():
     assert least < made.parts["optimizer"] < 1.4 * least
 
 
+@pytest.mark.parametrize(("ep", "zero"), [(2, 1), (8, 1), (8, 0), (8, 3)])
+def test_experts_meet_their_own_replicas_only(ep, zero):
+    """Of 8 ranks, 8 / ep have the same expert: with ep 8 no expert is sent at all."""
+    plan = Plan(seq=1024, global_batch=8, dp=8, ep=ep, zero=zero)
+    s = sizes(MODELS["llama3-8b"], plan, 1, Experts(count=8, top_k=2, ffn=14336))
+    each = 8 / ep * 3 * 4096 * 14336
+    assert s.expert_parameters == each
+    sent = step.sent_parameters(s, s.block_parameters, s.expert_parameters, 8)
+    replicas = 8 // ep
+    moved = (s.block_parameters - each) * 7 / 8 + each * (replicas - 1) / replicas
+    assert sent * 7 / 8 == pytest.approx(moved)
+
+
+def test_a_folded_pipeline_sums_both_tables():
+    """ZB-V: embedding and head lie on one rank, and both have gradients."""
+    model, plan = MODELS["llama3-8b"], Plan(seq=1024, global_batch=16, pp=4, dp=2)
+    straight = sizes(model, plan, 1)
+    folded = sizes(model, replace(plan, schedule="zb-v"), 1)
+    more = folded.stage_parameters - straight.stage_parameters
+    assert more == model.vocab_size * model.hidden
+
+
 # ---- messages inside a block and between stages, by hand ----
 
 
