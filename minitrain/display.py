@@ -134,7 +134,7 @@ class Table:
     def _right(self) -> list[bool]:
         columns = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return [
-            any(column) and all(c[:1].isdigit() for c in column if c not in ("", "-"))
+            any(column) and all(map(_is_number, set(column) - {"", "-"}))
             for column in columns
         ]
 
@@ -143,6 +143,11 @@ class Table:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell begins as a number does, with a sign or without."""
+    return cell.lstrip("+-−")[:1].isdigit()
 
 
 def bytes_text(count: float) -> str:

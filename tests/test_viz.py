@@ -236,6 +236,12 @@ def test_tables_align_numbers_right_and_escape_bars():
         Table(["a", "b"], [["1", "2", "3"]])
 
 
+def test_a_column_of_signed_numbers_is_aligned_right():
+    rows = [["+2.5 %", "-1", "-"], ["-13.0 %", "10", "a"], ["", "+3", "+b"]]
+    table = Table(["error", "count", "name"], rows)
+    assert table.markdown.splitlines()[1] == "| ---: | ---: | :--- |"
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [
