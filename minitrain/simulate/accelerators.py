@@ -99,7 +99,7 @@ V100 = Accelerator(
     watts=300,  # DS V100 SXM2
     scale_up_bytes_per_second=150 * GB,  # DS V100: 300 GB/s both ways
     scale_up_ranks=8,  # DGX-1
-    network_bytes_per_second=12.5 * GB,  # usual: 100 Gb/s a device in DGX-2
+    network_bytes_per_second=6.25 * GB,  # DGX-1: 4 cards of 100 Gb/s for 8 devices
     family="V100",
 )
 
@@ -172,7 +172,7 @@ MI300X = Accelerator(
         "bf16": 1307.4 * TERA,  # DS MI300X
         "fp8": 2614.9 * TERA,  # DS MI300X
     },
-    memory_bytes=192 * GB,  # DS MI300X
+    memory_bytes=192 * GIB,  # DS MI300X: 192 GB, in chips of 24 GiB
     memory_bytes_per_second=5300 * GB,  # DS MI300X
     l2_bytes=256 * MIB,  # DS MI300X: Infinity Cache
     sms=304,  # DS MI300X: compute units
@@ -186,7 +186,7 @@ MI300X = Accelerator(
 TPU_V4 = Accelerator(
     name="TPUv4",
     peak_flops={"bf16": 275.0 * TERA},  # TPU v4
-    memory_bytes=32 * GB,  # TPU v4
+    memory_bytes=32 * GIB,  # TPU v4
     memory_bytes_per_second=1200 * GB,  # ISCA23
     l2_bytes=128 * MIB,  # ISCA23: CMEM
     sms=2,  # ISCA23: tensor cores
@@ -220,10 +220,10 @@ _DERIVED = (
     ),
     replace(
         H100,
-        name="H100-HBM2e",  # 500 W, as used at Meta
-        memory_bytes=96 * GB,  # Liang et al., TorchTitan, 2024, section 3.1
-        memory_bytes_per_second=2400 * GB,  # Liang et al., TorchTitan, 2024
-        watts=500,  # Liang et al., TorchTitan, 2024
+        name="H100-HBM2e",  # Meta's: Liang et al., TorchTitan, 2024
+        memory_bytes=95 * GIB,  # TorchTitan: 96 GB, of which 95 GiB are free
+        memory_bytes_per_second=2400 * GB,  # assumed: five stacks of HBM2e
+        watts=500,  # assumed, below the data sheet's 700
     ),
     replace(
         H100,
@@ -298,7 +298,7 @@ _DERIVED = (
             "fp16": 191.5 * TERA,  # DS MI250X: 383 of two
             "bf16": 191.5 * TERA,  # DS MI250X: 383 of two
         },
-        memory_bytes=64 * GB,  # DS MI250X: 128 of two
+        memory_bytes=64 * GIB,  # DS MI250X: 128 GB of two, in chips of 16 GiB
         memory_bytes_per_second=1638 * GB,  # DS MI250X: 3,277 of two
         l2_bytes=8 * MIB,  # DS MI250X
         sms=110,  # DS MI250X: 220 compute units of two
@@ -310,7 +310,7 @@ _DERIVED = (
     replace(
         MI300X,
         name="MI325X",
-        memory_bytes=256 * GB,  # DS MI325X
+        memory_bytes=256 * GIB,  # DS MI325X: 256 GB, in chips of 32 GiB
         memory_bytes_per_second=6000 * GB,  # DS MI325X
         watts=1000,  # DS MI325X
         family="MI325X",
@@ -325,7 +325,7 @@ _DERIVED = (
             "fp8": 5033.2 * TERA,  # DS MI355X
             "fp4": 10066.3 * TERA,  # DS MI355X
         },
-        memory_bytes=288 * GB,  # DS MI355X
+        memory_bytes=288 * GIB,  # DS MI355X: 288 GB, in chips of 36 GiB
         memory_bytes_per_second=8000 * GB,  # DS MI355X
         sms=256,  # DS MI355X: compute units
         watts=1400,  # DS MI355X
@@ -336,7 +336,7 @@ _DERIVED = (
         TPU_V4,
         name="TPUv3",
         peak_flops={"bf16": 123.0 * TERA},  # TPU v3
-        memory_bytes=32 * GB,  # TPU v3
+        memory_bytes=32 * GIB,  # TPU v3
         memory_bytes_per_second=900 * GB,  # ISCA23
         l2_bytes=0,  # ISCA23: no CMEM
         watts=262,  # ISCA23: the most that was measured
@@ -347,20 +347,21 @@ _DERIVED = (
         TPU_V4,
         name="TPUv5e",
         peak_flops={"bf16": 197.0 * TERA},  # TPU v5e
-        memory_bytes=16 * GB,  # TPU v5e
+        memory_bytes=16 * GIB,  # TPU v5e
         memory_bytes_per_second=819 * GB,  # TPU v5e
         l2_bytes=0,  # not published
         sms=1,  # TPU v5e: tensor cores
         watts=None,  # not published
         scale_up_bytes_per_second=200 * GB,  # TPU v5e: 1,600 Gb/s
         scale_up_ranks=256,  # TPU v5e
+        per_host=8,  # TPU v5e
         network_bytes_per_second=3.125 * GB,  # JAX
     ),
     replace(
         TPU_V4,
         name="TPUv5p",
         peak_flops={"bf16": 459.0 * TERA},  # TPU v5p
-        memory_bytes=95 * GB,  # TPU v5p
+        memory_bytes=95 * GIB,  # TPU v5p
         memory_bytes_per_second=2765 * GB,  # TPU v5p
         l2_bytes=0,  # not published
         watts=None,  # not published
@@ -371,13 +372,14 @@ _DERIVED = (
         TPU_V4,
         name="TPUv6e",
         peak_flops={"bf16": 918.0 * TERA},  # TPU v6e
-        memory_bytes=32 * GB,  # TPU v6e
-        memory_bytes_per_second=1600 * GB,  # TPU v6e
+        memory_bytes=32 * GIB,  # TPU v6e
+        memory_bytes_per_second=1638 * GB,  # TPU v6e
         l2_bytes=0,  # not published
         sms=1,  # TPU v6e: tensor cores
         watts=None,  # not published
-        scale_up_bytes_per_second=448 * GB,  # TPU v6e: 3,584 Gb/s
+        scale_up_bytes_per_second=400 * GB,  # TPU v6e: 800 GB/s both ways
         scale_up_ranks=256,  # TPU v6e
+        per_host=8,  # TPU v6e
         network_bytes_per_second=12.5 * GB,  # JAX
     ),
     replace(
@@ -387,7 +389,7 @@ _DERIVED = (
             "bf16": 2307.0 * TERA,  # TPU v7x
             "fp8": 4614.0 * TERA,  # TPU v7x
         },
-        memory_bytes=192 * GB,  # TPU v7x
+        memory_bytes=192 * GIB,  # TPU v7x
         memory_bytes_per_second=7380 * GB,  # TPU v7x
         l2_bytes=0,  # not published
         watts=None,  # not published
@@ -401,7 +403,7 @@ _DERIVED = (
             "bf16": 432.0 * TERA,  # WP Gaudi 2
             "fp8": 865.0 * TERA,  # WP Gaudi 2
         },
-        memory_bytes=96 * GB,  # DS Gaudi 2
+        memory_bytes=96 * GIB,  # DS Gaudi 2: 96 GB, in chips of 16 GiB
         memory_bytes_per_second=2450 * GB,  # DS Gaudi 2
         l2_bytes=48 * 1e6,  # DS Gaudi 2: SRAM
         sms=24,  # DS Gaudi 2: tensor cores

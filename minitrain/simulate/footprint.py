@@ -28,8 +28,8 @@ def block_activation_bytes(s: Sizes, soft: Software) -> Number:
     Of every token: the inputs of two norms and of the products behind them, and masks
     of dropout (10 hidden without gradients of heads; arXiv:2205.05198, eq. 2); queries,
     keys, values and what attention returns; the MLP's two widths. Unfused attention
-    keeps its matrix three times, with dropout once more as a mask: 5 bytes an entry.
-    In 8 bits, inputs of products are kept at one byte.
+    keeps the softmax's output, and with dropout a mask and what it lets through: 2 or 5
+    bytes an entry. In 8 bits, inputs of products are kept at one byte.
     """
     stream = layer.stream_tokens(s) * s.hidden * (8 + 2 * soft.dropout)
     heads = layer.tokens(s) * 2 * (2 * layer.query_width(s) + 2 * layer.key_width(s))
@@ -65,7 +65,7 @@ def waiting_micro_batches(s: Sizes) -> Number:
 
     GPipe holds all, 1F1B one for each stage; interleaving (p - 1) / v more chunks;
     ZB-H2 nearly twice as many (arXiv:2401.10241, table 1); passes of the vocabulary one
-    more with two barriers and two more with one (arXiv:2411.05288, table 1).
+    more for each barrier (arXiv:2411.05288, figures 8 and 10).
     """
     p, m = s.pp, s.micro_batches
     chunked = p * (1 + (p - 1) / (p * s.interleave))
@@ -73,8 +73,8 @@ def waiting_micro_batches(s: Sizes) -> Number:
     held = np.where((s.schedule == 2) * (s.interleave > 1), chunked, held)
     held = np.where(s.schedule == 3, p + PUT_OFF, held)
     held = np.where(s.schedule == 4, 2 * p - 1 + PUT_OFF, held)
-    held = np.where(s.schedule == 6, p + 1, held)
-    held = np.where(s.schedule == 7, p + 2, held)
+    held = np.where(s.schedule == 6, p + 2, held)
+    held = np.where(s.schedule == 7, p + 1, held)
     held = np.where(s.schedule == 8, 1.5 * p, held)
     return np.minimum(held, np.where(p > 1, m, 1))
 

@@ -49,7 +49,7 @@ class Wires(NamedTuple):
         across_step_seconds: Of one step of a ring from host to host.
         across_share: Of the network's bandwidth, by large messages.
         across_rails: Cards of a domain that one collective uses at most.
-        tree_share: Of the ring's bandwidth across domains, by a tree.
+        tree_share: Of the ring's bandwidth across domains, by a tree. The least known.
         low_share: Of the full protocol's bandwidth, by the one of low latency.
         middle_share: The same, by the protocol between the two.
         middle_start: Of what the full protocol starts later, by that one.

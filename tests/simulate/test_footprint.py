@@ -240,8 +240,8 @@ def test_schedules_hold_what_their_papers_say():
     assert held("interleaved", chunks=3) == pytest.approx(8 + 7 / 3)
     assert 8 <= held("zb-h1") < 9  # arXiv:2401.10241, table 1
     assert 15 <= held("zb-h2") < 16
-    assert held("vocab-1") == 9  # arXiv:2411.05288, table 1
-    assert held("vocab-2") == 10
+    assert held("vocab-1") == 10  # arXiv:2411.05288, figures 8 and 10
+    assert held("vocab-2") == 9
     assert held("interlaced") == 12
 
 

@@ -29,7 +29,8 @@ def faults(a: Accelerator) -> list[str]:
     bandwidth = a.memory_bytes_per_second
     network = a.network_bytes_per_second
     cloud = a.family == "TPU"  # whose network serves input and little else
-    least, most = (3.125, 12.5) if cloud else (12.5, 100)
+    least, most = (3.125, 12.5) if cloud else (6.25, 100)
+    unit = GB if a.name in ("B300", "GB200", "GB300") else 2**30  # as the driver says
     inside, card = a.scale_up_bytes_per_second, a.name.endswith("PCIe")
     checks = {
         "half precision": 1e14 <= half <= 3e15,
@@ -37,7 +38,7 @@ def faults(a: Accelerator) -> list[str]:
         "tf32": abs(a.peak_flops.get("tf32", half / 2) / half - 0.5) < 0.02,
         "fp32": a.peak_flops.get("fp32", 0.0) < half / 2,
         "operations for a byte": 80 <= half / bandwidth <= 600,
-        "memory": whole(a.memory_bytes, GB) and 16 <= a.memory_bytes / GB <= 288,
+        "memory": whole(a.memory_bytes, unit) and 16 <= a.memory_bytes / unit <= 288,
         "a pass over memory": 10e-3 <= a.memory_bytes / bandwidth <= 60e-3,
         "bandwidth in GB/s": whole(bandwidth, GB),
         "cache": 0 <= a.l2_bytes <= 256 * 2**20,
