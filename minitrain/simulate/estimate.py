@@ -225,8 +225,8 @@ def interval(
     """Seconds between which 80 % of measured steps should lie.
 
     The half width is relative: the 80th percentile of what predictions of the
-    calibration rows missed by; wider for experts, and where the accelerator's kernels
-    were not measured.
+    calibration rows missed by, after the fit; wider for experts, where the
+    accelerator's kernels were not measured, and for frameworks of few runs.
     """
     half = HALF_WIDTH
     if experts:

@@ -67,7 +67,8 @@ class Sharing(NamedTuple):
     """What a collective and the computing beside it take from each other.
 
     A collective's kernels occupy some of the multiprocessors and of the memory's
-    bandwidth: 3 to 10 per cent of a matrix product's speed (Echo, arXiv:2412.12487).
+    bandwidth. Both shares are assumed: little beside the 18.9 per cent that computing
+    loses on average in the measurements of arXiv:2507.03114.
 
     Attributes:
         compute: Share of speed that computing loses while a collective is under way.
