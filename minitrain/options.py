@@ -47,6 +47,8 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
         name = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
         elif str(value).startswith("-"):  # as a word of its own it were another option
             flags.append(f"--{name}={value}")
         else:

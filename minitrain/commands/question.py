@@ -80,7 +80,14 @@ def read_model(name: str) -> tuple[ModelConfig, Experts | None]:
 
 
 def _made(kind: type, table: dict[str, Any], where: str) -> Any:
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} is {table!r}, and not a table of sizes")
     known = [field.name for field in fields(kind)]
+    whole = {f.name for f in fields(kind) if f.type in ("int", int)}
+    for name, value in table.items():
+        odd = isinstance(value, bool) or not isinstance(value, int)
+        if name in whole and odd:
+            raise ValueError(f"{where}: {name}={value!r} is not a whole number")
     if unknown := sorted(set(table) - set(known)):
         raise ValueError(
             f"{where}: no {', '.join(unknown)}; there is {', '.join(known)}"

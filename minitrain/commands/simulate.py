@@ -1,6 +1,7 @@
 """`python -m minitrain simulate`: what one training step takes on a cluster."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,8 @@ def main(args: list[str]) -> int:
         asked = read()
         if asked.config:
             asked = read(options.read_toml(asked.config))
+        if not 0 <= asked.tokens < math.inf:
+            raise ValueError(f"--tokens {asked.tokens}: 0 or more, please")
         about = given(asked)
         made = estimate(
             about.model,

@@ -59,6 +59,8 @@ def main(args: list[str]) -> int:
             asked = read(options.read_toml(asked.config))
         if asked.out and asked.out.suffix not in (".svg", ".png"):
             raise ValueError(f"--out {asked.out}: a file that ends with .svg or .png")
+        if asked.best < 0:
+            raise ValueError(f"--best {asked.best}: 0 or more, please")
         about = given(asked)
         swept = sweep(asked, about)
         if asked.out:
@@ -167,7 +169,7 @@ def sweep(asked: SweepConfig, about: Given) -> Swept:
 
 def _kind(reason: str) -> str:
     """A reason without its numbers, so that equal ones can be counted."""
-    return re.sub(r"\d[\d,.]*", "N", reason.partition(";")[0])
+    return re.sub(r"(?<=[=*( ])\d+(?![\w])", "N", reason.partition(";")[0])
 
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "micro", "schedule", "ZeRO", "recompute")

@@ -40,6 +40,8 @@ def main(args: list[str]) -> int:
         if asked.table is None:
             raise ValueError("a file is missing: python -m minitrain validate FILE.csv")
         rows = read(asked.table)
+        if asked.out and asked.out.exists() and asked.out.samefile(asked.table):
+            raise ValueError(f"--out {asked.out} is the table itself; give another")
         report = _with_bar(rows)
         if asked.out:
             write(report.rows, asked.out)

@@ -118,6 +118,8 @@ class Recorder(TorchDispatchMode):
         self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
         # Of messages, by id of their Work, which is kept so that no other gets its id.
         self.unawaited: dict[int, tuple[int, c10d.Work]] = {}
+        # A Work keeps its tensors alive until it is waited for; a fake one does not.
+        self.kept: dict[int, list[Tensor]] = {}
         self.stepping = False
         self.pending: list[_Pending] = []
         self.works: dict[int, _Pending] = {}  # by id of the Work, while it runs
@@ -311,10 +313,10 @@ class Recorder(TorchDispatchMode):
             self.pending.append(made)
             if self.program is not None:
                 self.program.append(program.Start(made.number))
-            self._follow(made, out)
+            self._follow(made, out, buffers)
         return out
 
-    def _follow(self, made: _Pending, out: Any) -> None:
+    def _follow(self, made: _Pending, out: Any, buffers: list[Tensor]) -> None:
         """Learn when a call is complete: from its Work, or from `wait_tensor`."""
         last = out[-1] if isinstance(out, tuple) and out else out
         if isinstance(last, (Tensor, list)):
@@ -325,6 +327,8 @@ class Recorder(TorchDispatchMode):
             self.works[id(work)] = made
             if self.program is not None:
                 self.unawaited[id(work)] = made.number, work
+            if isinstance(work, c10d.FakeWork) and self.program is not None:
+                self.kept[id(work)] = buffers
             with contextlib.suppress(RuntimeError):  # send and recv have no future
                 work.get_future().add_done_callback(lambda _: self._complete(made))
         else:
@@ -342,6 +346,7 @@ class Recorder(TorchDispatchMode):
     def wait(self, wait: Callable[..., Any], work: Any, *args: Any, **kw: Any) -> Any:
         """`Work.wait`, timed."""
         made, start = self.works.get(id(work)), self.now()
+        self.kept.pop(id(work), None)
         if known := self.unawaited.pop(id(work), None):
             self._awaited(known[0])
         out = wait(work, *args, **kw)
@@ -353,6 +358,7 @@ class Recorder(TorchDispatchMode):
     def finished_messages(self) -> list[Message]:
         """All messages, in the order in which they were sent."""
         self.works.clear()
+        self.kept.clear()
         self.unawaited.clear()
         end = self.now()
         return [made.finish(end) for made in self.pending]

@@ -139,7 +139,7 @@ def cluster(description: str | Path) -> Cluster:
     if text.endswith(".toml"):
         try:
             table = tomllib.loads(Path(text).read_text())
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{text}: {error}") from error
         return _from_table(table, text)
     match = re.fullmatch(r"([^:]+):(\d+)x(\d+)", text)
@@ -173,13 +173,15 @@ def _from_table(table: Mapping[str, Any], where: str) -> Cluster:
     device = _device(table["accelerator"], where)
     hosts = _whole(table, "hosts", 0, where)
     made = _of(device, hosts, _whole(table, "per_host", device.per_host, where))
-    inside = dict(table.get("inside", {}))
+    inside = dict(_section(table, "inside", where))
     domain = _whole(inside, "ranks", made.domain_ranks, f"{where} [inside]")
     inside.pop("ranks", None)
     return replace(
         made,
         inside=_link(made.inside, inside, f"{where} [inside]"),
-        across=_link(made.across, table.get("across", {}), f"{where} [across]"),
+        across=_link(
+            made.across, _section(table, "across", where), f"{where} [across]"
+        ),
         domain_ranks=domain,
         power_derate=_number(table, "power_derate", 1.0, where),
     )
@@ -193,11 +195,21 @@ def _device(value: object, where: str) -> Accelerator:
         raise ValueError(
             f"{where}: accelerator is a name, or a table that says what it is like"
         )
+    if not isinstance(value["like"], str):
+        raise ValueError(f"{where} [accelerator]: like={value['like']!r} is not a name")
     like = accelerator(value["like"])
     changed = {field: v for field, v in value.items() if field != "like"}
     _known(changed, Accelerator, f"{where} [accelerator]")
+    for field in changed:
+        old = getattr(like, field)
+        if isinstance(old, int | float) and not isinstance(old, bool):
+            number = _number(changed, field, 0.0, f"{where} [accelerator]")
+            changed[field] = type(old)(number)
     if "peak_flops" in changed:
-        changed["peak_flops"] = {**like.peak_flops, **changed["peak_flops"]}
+        words = f"{where} [accelerator]"
+        peaks = _section(changed, "peak_flops", words)
+        peaks = {p: _number(peaks, p, 0.0, f"{words} peak_flops") for p in peaks}
+        changed["peak_flops"] = {**like.peak_flops, **peaks}
     return replace(like, **changed)
 
 
@@ -218,6 +230,13 @@ def _known(
             raise ValueError(f"{where}: no field {field!r}; there is {', '.join(near)}")
 
 
+def _section(table: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:
+    value = table.get(field, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {field}={value!r} is not a table, as [{field}]")
+    return value
+
+
 def _number(table: Mapping[str, Any], field: str, default: float, where: str) -> float:
     value = table.get(field, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -227,6 +246,6 @@ def _number(table: Mapping[str, Any], field: str, default: float, where: str) ->
 
 def _whole(table: Mapping[str, Any], field: str, default: int, where: str) -> int:
     value = _number(table, field, default, where)
-    if value != int(value) or value < 1:
+    if not value.is_integer() or value < 1:
         raise ValueError(f"{where}: {field}={value:g} is not a whole number above 0")
     return int(value)

@@ -120,11 +120,17 @@ class _Matcher:
             other = self.message(*end)
             sizes = first.payload_bytes, other.payload_bytes
             uneven = first.op == "all_to_all" or sizes[0] == sizes[1]
-            if first.op != other.op or not uneven:
+            alike = (first.op, first.dtype) == (other.op, other.dtype)
+            if not (alike and uneven and self.root(ends[0]) == self.root(end)):
                 raise ValueError(
                     f"{self.words(*ends[0])}, but {self.words(*end)}: ranks of a group "
                     "must make the same calls in the same order"
                 )
+
+    def root(self, end: tuple[int, int]) -> int | None:
+        """Place in the group of the root; groups of one role may be several."""
+        m = self.message(*end)
+        return None if m.peer is None else m.group.index(m.peer)
 
     def sends(self) -> list[Meeting]:
         """The sends, each with its receive."""
@@ -156,7 +162,9 @@ class _Matcher:
     def words(self, role: int, place: int) -> str:
         m = self.message(role, place)
         size = bytes_text(m.payload_bytes)
-        return f"{self.roles[role].name} calls {m.op} of {size} ({m.caller})"
+        root = "" if m.peer is None or m.kind == "p2p" else f" with root {m.peer}"
+        name = self.roles[role].name
+        return f"{name} calls {m.op} of {size} of {m.dtype}{root} ({m.caller})"
 
     def missing(self, key: Hashable, turn: int, role: int) -> str:
         caller = next(r for r, p in self.calls[key].items() if len(p) > turn)

@@ -8,6 +8,7 @@ needs when it ends. What it makes and drops itself never leaves the chip.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -65,6 +66,11 @@ PRODUCT_OPERANDS = {
     "aten::baddbmm": (1, 2),
     "aten::_scaled_mm": (0, 1),
 }
+# What computes much and is not timed: a roof of bytes alone would be far too fast.
+UNTIMED = re.compile(
+    r"aten::(_?convolution|mkldnn_|_?slow_conv|cudnn_|miopen_|_thnn_fused|_trilinear|"
+    r"_int_mm|_?grouped_mm|_sparse|linalg_|_linalg|_fft|cholesky|svd|qr|inverse)"
+)
 # What is overwritten without being read.
 OVERWRITES = frozenset(
     {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"}
@@ -95,6 +101,12 @@ def kernels(program: Program, fuse: bool = True) -> list[Line]:
         if isinstance(entry, Free):
             run.free(entry.storage)
             continue
+        if isinstance(entry, Operator) and UNTIMED.match(entry.name):
+            shapes = [p.shape for p in entry.reads]
+            raise ValueError(
+                f"{entry.name} of {shapes} is not simulated: of what computes, only "
+                "matrix products and attention are timed"
+            )
         alone = not isinstance(entry, Operator) or _is_product(entry)
         if alone or not fuse or phase != run.phase:
             lines.extend(run.close())

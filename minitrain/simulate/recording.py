@@ -15,7 +15,8 @@ from typing import Any
 from minitrain.display import bytes_text
 from minitrain.runtime import Layout, launch, trace
 from minitrain.runtime.layout import AXES
-from minitrain.runtime.operators import Free, Operator
+from minitrain.runtime.messages import Message
+from minitrain.runtime.operators import ATTENTION, Free, Operator
 from minitrain.runtime.tracing import Trace
 
 
@@ -146,8 +147,27 @@ def _facts(t: Trace) -> Iterator[str]:
     """What each line of a program does, in words that do not depend on the rank."""
     for entry in t.program:
         if isinstance(entry, Operator):
-            yield f"{entry.name} of {[p.shape for p in entry.reads]}"
+            reads, writes = (
+                [(p.dtype, p.shape, p.transposed) for p in pieces]
+                for pieces in (entry.reads, entry.writes)
+            )
+            causal = ATTENTION in entry.name and any(o is True for o in entry.options)
+            masked = ", causal" * causal
+            yield f"{entry.name} of {reads} to {writes}{masked}"
         elif not isinstance(entry, Free):
             m = t.messages[entry.message]
             kind = type(entry).__name__.lower()
-            yield f"{kind} {m.op} of {bytes_text(m.payload_bytes)} on {len(m.group)}"
+            yield (
+                f"{kind} {m.op} of {bytes_text(m.payload_bytes)} of {m.dtype} "
+                f"{_place(m)}"
+            )
+    yield f"a peak of {t.peak_total_bytes:,} B"
+
+
+def _place(m: Message) -> str:
+    """A group, and the root in it, as it looks from any of its own ranks."""
+    group = m.group
+    apart = f", {group[1] - group[0]} apart" if len(group) > 1 else ""
+    rooted = m.kind == "collective" and m.peer is not None
+    root = f" from place {group.index(m.peer)}" if rooted else ""
+    return f"on {len(group)} ranks{apart}{root}"

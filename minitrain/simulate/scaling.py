@@ -31,6 +31,11 @@ def rescale(roles: Sequence[Role], old: Layout, new: Layout) -> list[Role]:
         raise ValueError(f"{old} and {new} differ in more than dp: record again")
     if old.dp == 1 and new.dp > 1:
         raise ValueError(f"{old} has no groups along dp: record on 2 ranks at least")
+    if any("dp" in role.place for role in roles) and old.dp != new.dp:
+        raise ValueError(
+            "each data-parallel rank was recorded by itself, so those of another "
+            "number are not known: record again"
+        )
     return [_rescaled(role, old, new) for role in roles]
 
 
@@ -42,6 +47,13 @@ def _rescaled(role: Role, old: Layout, new: Layout) -> Role:
     for m in role.trace.messages:
         if m.group not in known:
             known[m.group] = _regroup(m.group, place, old, new)
+        if m.op in ("send", "recv") and old.dp != new.dp:
+            assert m.peer is not None
+            if old.coordinates(m.peer)["dp"] != place["dp"]:
+                raise ValueError(
+                    f"{m.op} ({m.caller}) goes from one data-parallel rank to another; "
+                    "which, and how often, depends on their number: record again"
+                )
         grows = len(known[m.group]) != len(m.group)
         if grows and m.op not in WHOLE:
             raise ValueError(
@@ -78,7 +90,15 @@ def _regroup(
 def _moved(
     m: Message, group: tuple[int, ...], rank: int, old: Layout, new: Layout
 ) -> Message:
-    peer = m.peer if m.peer is None else new.rank(**old.coordinates(m.peer))
+    peer = m.peer
+    if peer is not None:
+        there = old.coordinates(peer)
+        if there["dp"] >= new.dp:
+            raise ValueError(
+                f"{m.op} ({m.caller}) has rank {peer} as its root, and there is no "
+                "such rank on fewer: record again"
+            )
+        peer = new.rank(**there)
     if m.op in ("send", "recv") or not m.payload_bytes:
         return replace(m, group=group, peer=peer)
     root = 0 if peer is None else group.index(peer)
