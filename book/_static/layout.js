@@ -49,6 +49,8 @@ function refusal(choice) {
     broken.push(`tp=${tp} and kv_heads=${kv} do not divide one another`);
   if (choice.seq % (cp > 1 ? 2 * cp : 1))
     broken.push(`seq=${choice.seq} is not a multiple of 2*cp=${2 * cp}`);
+  if (choice.sequence_parallel && choice.seq % (tp * cp))
+    broken.push(`tp*cp=${tp * cp} does not divide seq=${choice.seq}`);
   if (model.layers < pp) broken.push(`pp=${pp} stages of ${model.layers} layers`);
   if (interleave > 1 && pp === 1)
     broken.push(`interleave=${interleave} needs more than one stage`);

@@ -43,14 +43,14 @@ def amounts(
         title: Of the table.
         rows: Amounts by name; what rounds to nothing is left out.
         texts: The amounts in words.
-        whole: What the shares are of.
+        whole: What the shares are of; the longest bar stands for it.
         out: Where it is printed: bars fill its width, and are of # where it has no
             blocks.
     """
     kept = {name: a for name, a in rows.items() if abs(a / whole) >= 5e-4}
     wide = max(map(len, kept), default=0) + max(map(len, texts.values())) + 16
     longest = max(0, min(LONGEST_BAR, out.width - wide))
-    unit = longest / (max(kept.values(), default=0) or 1)
+    unit = longest / max([whole, *kept.values()])
     block = "█" if "utf" in out.encoding.lower() else "#"
     table = Table(title=title, title_justify="left", title_style="bold", box=None)
     table.show_header = False

@@ -12,6 +12,7 @@ from minitrain.commands import page
 from minitrain.commands.question import Given, Question, given
 from minitrain.simulate.estimate import GUARD, Estimate, estimate
 from minitrain.simulate.plan import Plan, Recompute
+from minitrain.simulate.software import is_borrowed
 from minitrain.simulate.timeline import pipeline_of
 
 SECONDS_OF_A_DAY = 86_400
@@ -132,7 +133,7 @@ def show(made: Estimate, asked: SimulateConfig, about: Given) -> None:
     low, high = made.interval
     tokens = plan.global_batch * plan.seq
     rows = {
-        "step": f"{page.seconds_text(made.step_seconds)}  (80 % of such steps:"
+        "step": f"{page.seconds_text(made.step_seconds)}  (four of five such steps:"
         f" {page.seconds_text(low)} to {page.seconds_text(high)})",
         "utilization": f"MFU {made.mfu:.1%}, HFU {made.hfu:.1%}",
         "tokens": f"{made.tokens_per_second:,.0f} a second,"
@@ -149,6 +150,8 @@ def show(made: Estimate, asked: SimulateConfig, about: Given) -> None:
         f" rank: {verdict} ({GUARD:.0%} must stay free)"
     )
     out.print(page.pairs(rows))
+    if is_borrowed(made.software.name, device.fitted_as):
+        out.print(f" no run of {made.software.name} on {device.name} was there to fit")
     times = {name: page.seconds_text(s) for name, s in made.parts.items()}
     step, title = made.step_seconds, "Where the time goes"
     out.print("", page.amounts(title, made.parts, times, step, out), sep="\n")
@@ -175,9 +178,10 @@ def words(plan: Plan) -> str:
     if plan.pp > 1:
         chunks = f" of {plan.interleave} chunks" * (plan.interleave > 1)
         parts.append(plan.schedule + chunks)
-    parts.append(
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq:,}"
-    )
+    count = plan.micro_batches
+    many = f"{count} micro-batch{'es' * (count > 1)}"
+    whole = f"{plan.micro_batch} x {plan.seq:,}".replace(" ", "\N{NO-BREAK SPACE}")
+    parts.append(f"{many} of {whole}")
     parts.append(plan.precision)
     parts += [f"ZeRO {plan.zero}"] * (plan.zero > 0)
     parts += [f"{plan.recompute} recomputation"] * (plan.recompute != "none")

@@ -169,7 +169,10 @@ def sweep(asked: SweepConfig, about: Given) -> Swept:
 
 def _kind(reason: str) -> str:
     """A reason without its numbers, so that equal ones can be counted."""
-    return re.sub(r"(?<=[=*( ])\d+(?![\w])", "N", reason.partition(";")[0])
+    text = reason.partition(";")[0]
+    if text.startswith("global_batch="):
+        return "the global batch is no multiple of dp times the micro-batch"
+    return re.sub(r"(?<=[=*( ])\d+(?![\w])", "N", text)
 
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "micro", "schedule", "ZeRO", "recompute")
@@ -212,6 +215,8 @@ def show(swept: Swept, asked: SweepConfig, about: Given) -> None:
         table.add_row(*(row[k] for k in used), *amounts, page.gib_text(swept.bytes[i]))
     if rows:
         out.print("", table, sep="\n")
+        out.print("\nWith sequence parallelism where tp is more than 1. The first one:")
+        out.print(command(swept.plans[fitting[0]], asked), soft_wrap=True)
     out.print()
     large, room = len(swept.plans) - len(fitting), page.gib_text(device.memory_bytes)
     if large:
@@ -222,6 +227,41 @@ def show(swept: Swept, asked: SweepConfig, about: Given) -> None:
         out.print(f"{count:,} refused: {reason}")
     if asked.out:
         out.print(f"plot: {asked.out}")
+
+
+def command(plan: Plan, asked: SweepConfig) -> str:
+    """The line that asks `simulate` for one layout of the grid."""
+    said: dict[str, object] = {
+        "model": asked.model,
+        "cluster": asked.cluster,
+        "seq": plan.seq,
+        "global-batch": plan.global_batch,
+        "precision": plan.precision,
+        "software": asked.software,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "ep": plan.ep,
+        "micro-batch": plan.micro_batch,
+        "schedule": plan.schedule,
+        "interleave": plan.interleave,
+        "zero": plan.zero,
+        "recompute": plan.recompute,
+    }
+    usual: dict[str, object] = {
+        "precision": "bf16",
+        "software": "megatron-core",
+        "schedule": "1f1b",
+        "recompute": "none",
+        "zero": 0,
+    }
+    options = [
+        f"--{name} {value}"
+        for name, value in said.items()
+        if value != usual.get(name, 1)
+    ]
+    options += ["--sequence-parallel"] * plan.sequence_parallel
+    return " ".join(["python -m minitrain simulate", *options])
 
 
 def facts(swept: Swept, asked: SweepConfig) -> dict[str, Any]:

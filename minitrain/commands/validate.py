@@ -1,4 +1,4 @@
-"""`python -m minitrain validate FILE.csv`: predictions beside published runs."""
+"""`python -m minitrain validate [FILE.csv]`: predictions beside published runs."""
 
 import csv
 import json
@@ -14,6 +14,7 @@ from rich.table import Table
 from minitrain import options
 from minitrain.commands import page
 from minitrain.simulate.published import COLUMNS
+from minitrain.simulate.runs import published_runs
 from minitrain.simulate.validation import Report, validate
 
 SHOWN = ("rows", "predicted", "mape", "bias", "p90", "coverage", "tau", "baseline_mape")
@@ -22,10 +23,18 @@ HEADS = ("rows", "predicted", "MAPE", "bias", "p90", "in interval", "tau", "base
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Predict every row of a table of published runs, and say how far off."""
+    """Predict every row of a table of published runs, and say how far off.
+
+    A row needs model, layers, hidden, seq_len, precision, gpu, n_gpus, tp, pp, dp,
+    global_batch, framework, measured_quantity (step_time_s, tokens/s, tokens/s/GPU,
+    samples/s, TFLOP/s per GPU, MFU %, HFU %, peak_memory_gib) and value; of the other
+    columns (heads, kv_heads, ffn_hidden, vocab, gpus_per_node, interconnect, cp, ep,
+    sequence_parallel, interleave_v, schedule, zero_stage, micro_batch, recompute,
+    experts, topk, moe_ffn, source_id, note, ...) an empty field is completed by a rule.
+    """
 
     table: Annotated[Path | None, tyro.conf.Positional] = None
-    """CSV file, with the columns of published runs."""
+    """CSV file; without one, the runs that chapter 16 of the book judges."""
     out: Path | None = None
     """Write one CSV row for each row of the table: prediction, or reason to refuse."""
 
@@ -37,11 +46,10 @@ def main(args: list[str]) -> int:
     """
     try:
         asked = options.parse(ValidateConfig, args, prog="minitrain validate")
-        if asked.table is None:
-            raise ValueError("a file is missing: python -m minitrain validate FILE.csv")
-        rows = read(asked.table)
-        if asked.out and asked.out.exists() and asked.out.samefile(asked.table):
-            raise ValueError(f"--out {asked.out} is the table itself; give another")
+        rows = read(asked.table) if asked.table else published_runs()
+        table, out = asked.table, asked.out
+        if table and out and out.exists() and out.samefile(table):
+            raise ValueError(f"--out {out} is the table itself; give another")
         report = _with_bar(rows)
         if asked.out:
             write(report.rows, asked.out)
@@ -69,7 +77,7 @@ def read(path: Path) -> list[dict[str, str]]:
     if missing := [name for name in needed if name not in names]:
         raise ValueError(
             f"{path} has no column {', '.join(missing)}; a table of published runs has "
-            f"{', '.join(COLUMNS[:6])}, ..."
+            f"{', '.join(COLUMNS)}"
         )
     if not rows:
         raise ValueError(f"{path} has no rows")

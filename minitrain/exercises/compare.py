@@ -64,7 +64,8 @@ def _number(got: Any, expected: Any, tolerance: float, place: str) -> str:
     if isinstance(expected, int):
         same = got == expected
     else:
-        same = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+        least = tolerance * min(1.0, abs(expected)) if expected else tolerance
+        same = math.isclose(got, expected, rel_tol=tolerance, abs_tol=least)
     return "" if same else _says(got, expected, place)
 
 

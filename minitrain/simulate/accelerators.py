@@ -50,6 +50,7 @@ class Accelerator:
             cards, one direction.
         per_host: Usual devices of a host.
         family: Whose measured shares it uses where it has none of its own.
+        like: Whose fits of whole steps it uses, if not its own.
     """
 
     name: str
@@ -65,6 +66,12 @@ class Accelerator:
     family: str
     scale_up_hosts: int = 0
     per_host: int = 8
+    like: str = ""
+
+    @property
+    def fitted_as(self) -> str:
+        """Name under which residuals of whole steps are found."""
+        return self.like or self.name
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.peak_flops) - set(PRECISIONS))

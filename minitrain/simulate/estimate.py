@@ -15,7 +15,7 @@ from minitrain.simulate.network import Wires, wires
 from minitrain.simulate.plan import Experts, Plan
 from minitrain.simulate.scalars import for_numbers
 from minitrain.simulate.sizes import Sizes, attention_matrices, sizes, stack
-from minitrain.simulate.software import Software
+from minitrain.simulate.software import Software, is_borrowed
 from minitrain.simulate.software import software as find_software
 from minitrain.workload import costs, formulas
 from minitrain.workload.config import ModelConfig
@@ -155,7 +155,8 @@ def estimate(
     cluster = read_cluster(cluster) if isinstance(cluster, str) else cluster
     plan.check(model, cluster.world_size, experts)
     if isinstance(software, str):
-        software = find_software(software, cluster.accelerator.name, plan.precision)
+        device = cluster.accelerator.fitted_as
+        software = find_software(software, device, plan.precision)
     s = sizes(model, plan, cluster.hosts, experts)
     records = machine_records(cluster, plan.precision, software)
     forward = ONE.step.block_forward(s, *records, software)
@@ -226,14 +227,16 @@ def interval(
 
     The half width is relative: the 80th percentile of what predictions of the
     calibration rows missed by, after the fit; wider for experts, where the
-    accelerator's kernels were not measured, and for frameworks of few runs.
+    accelerator's kernels were not measured, and for frameworks of few runs or with none
+    on this accelerator.
     """
     half = HALF_WIDTH
     if experts:
         half *= EXPERTS_WIDER
     if not chip(cluster.accelerator, plan.precision).measured:
         half *= UNKNOWN_WIDER
-    if software.name in SPARSE:
+    device = cluster.accelerator.fitted_as
+    if software.name in SPARSE or is_borrowed(software.name, device):
         half *= UNKNOWN_WIDER
     return seconds * (1 - half), seconds * (1 + half)
 
@@ -286,7 +289,7 @@ def evaluate(
     Returns:
         As `sweep`; the axis of plans is of length 1 where all agree.
     """
-    soft = find_software(software, cluster.accelerator.name, precision)
+    soft = find_software(software, cluster.accelerator.fitted_as, precision)
     records = machine_records(cluster, precision, soft)
     rows = step.step_seconds(s, *records, soft), footprint.rank_bytes(s, soft)
     parts, kinds = (

@@ -210,7 +210,7 @@ def _device(value: object, where: str) -> Accelerator:
         peaks = _section(changed, "peak_flops", words)
         peaks = {p: _number(peaks, p, 0.0, f"{words} peak_flops") for p in peaks}
         changed["peak_flops"] = {**like.peak_flops, **peaks}
-    return replace(like, **changed)
+    return replace(like, like=like.fitted_as, **changed)
 
 
 def _link(usual: Link, table: Mapping[str, Any], where: str) -> Link:

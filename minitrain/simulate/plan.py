@@ -184,6 +184,8 @@ class Plan:
             broken.append(f"tp={tp} and kv_heads={kv} do not divide one another")
         if self.seq % (2 * self.cp if self.cp > 1 else 1):
             broken.append(f"seq={self.seq} is not a multiple of 2*cp={2 * self.cp}")
+        if self.sequence_parallel and self.seq % (self.tp * self.cp):
+            broken.append(f"tp*cp={self.tp * self.cp} does not divide seq={self.seq}")
         stages = self.layers_of_stages(model.layers)
         wrong = len(stages) != self.pp or sum(stages) != model.layers
         if wrong or min(stages) < 0:

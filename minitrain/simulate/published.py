@@ -169,6 +169,8 @@ class _Reader:
     def value(self) -> float:
         if not 1e-15 < (value := self.number("value")) < 1e15:
             raise RefusedError(f"value={value:g} cannot have been measured")
+        if self.quantity() in ("mfu_percent", "hfu_percent") and value < 1:
+            raise RefusedError(f"value={value:g}: utilization in per cent, please")
         return value
 
     def quantity(self) -> str:
@@ -176,7 +178,11 @@ class _Reader:
         for word, name in QUANTITIES:
             if word in said:
                 return name
-        raise RefusedError(f"measured_quantity {said!r} is not a step's time or memory")
+        raise RefusedError(
+            f"measured_quantity {said!r} is not a step's time or memory; there is "
+            "step_time_s, tokens/s, tokens/s/GPU, samples/s, TFLOP/s per GPU, MFU %, "
+            "HFU %, peak_memory_gib"
+        )
 
     def software(self) -> str:
         said = self.text("framework").lower()
@@ -392,8 +398,13 @@ class _Reader:
         text = self.text("zero_stage")
         group = re.search(r"(\d+)-GPU group", text)
         shard = int(group[1]) if group else 0
-        if match := re.match(r"\d", text):
-            return int(match[0]), shard
+        if text and not re.match(r"[0-3](?![.\d])", text):
+            raise RefusedError(f"zero_stage={text!r} is none of 0, 1, 2 and 3")
+        if text.startswith("2") and self.whole("pp", 1) > 1:
+            self.assumed.append("zero_stage=1: in a pipeline gradients stay whole")
+            return 1, shard
+        if text:
+            return int(text[0]), shard
         usual = 3 if software.startswith(("fsdp", "deepspeed-zero3")) else 0
         usual = 1 if software.startswith(("megatron-core", "internevo")) else usual
         self.assumed.append(f"zero_stage={usual}: the framework's default")
@@ -434,8 +445,12 @@ class _Reader:
         for word in get_args(Recompute):
             if said.startswith(word):
                 return word
-        if said:
+        if said.startswith(("no", "off", "false")):
+            return "none"
+        if re.search("mlp|att|core|norm|moe|layer|act", said):
             return "selective"
+        if said:
+            raise RefusedError(f"recompute={said!r} is none of none, selective, full")
         self.assumed.append("recompute=none: nothing is said")
         return "none"
 
@@ -447,4 +462,6 @@ class _Reader:
             return "fp8"
         if said.startswith(("fp32", "tf32")):
             return "fp32"
+        if "bf16" not in said and "fp16" not in said:
+            raise RefusedError(f"precision={said!r} is no format of numbers")
         return "fp16" if said.startswith("fp16") and "bf16" not in said else "bf16"

@@ -257,6 +257,12 @@ def software(
     return replace(rules, narrow=float(eight), **known)
 
 
+def is_borrowed(name: str, accelerator: str) -> bool:
+    """Whether a framework was fitted on other accelerators, and not on this one."""
+    devices = {device for framework, device, _ in RESIDUALS if framework == name}
+    return bool(devices) and accelerator not in devices
+
+
 def residuals_of(name: str, accelerator: str, kind: str) -> Mapping[str, float]:
     """What was fitted, for this accelerator or the nearest one that has a fit."""
     for device in (accelerator, *NEAREST.get(accelerator, ())):

@@ -155,8 +155,9 @@ def data_seconds(
     """Messages of data parallelism in a step that nothing hides.
 
     Without ZeRO one all-reduce of the gradients; with stages 1 and 2 a reduce-scatter
-    of them and an all-gather of the weights, the first during the last backward pass,
-    the second during the next forward pass. Stage 3 is in `sharded_seconds`.
+    of them and an all-gather of the weights, the first during a backward pass, the
+    second during the next forward pass. Stage 2 keeps its share of the gradients only,
+    so it scatters them after every micro-batch. Stage 3 is in `sharded_seconds`.
     """
     ranks = s.shard_ranks
     inside = np.minimum(ranks, np.maximum(n.domain_ranks / s.tp, 1))
@@ -173,6 +174,7 @@ def data_seconds(
     gathered = all_gather_seconds(n, weights, ranks, inside)
     reduced = np.where(s.zero > 0, scattered, summed)
     late = exposed(reduced, soft.data_hidden * gradient_window, soft)
+    late = late * np.where(s.zero == 2, s.micro_batches, 1)
     if soft.bucket_bytes:
         late = bucketed_seconds(s, n, soft, gradients, gradient_window)
     early = exposed(gathered, soft.gather_hidden * gather_window, soft)

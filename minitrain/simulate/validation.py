@@ -128,7 +128,7 @@ def predict(run: Run) -> Prediction:
     plans = run.choices or [run.plan]
     soft = run.software
     if isinstance(soft, str):
-        name, precision = run.cluster.accelerator.name, run.plan.precision
+        name, precision = run.cluster.accelerator.fitted_as, run.plan.precision
         soft = find_software(soft, name, precision, run.fabric)
     made = [estimate(run.model, p, run.cluster, soft, run.experts) for p in plans]
     fitting = [e for e in made if e.memory_bytes <= e.cluster.accelerator.memory_bytes]

@@ -233,8 +233,7 @@ def test_a_sweep_says_why_layouts_are_not_there(capsys):
         assert f"{count:,} refused: {reason}" in page
     reasons = " ".join(said["refused"])
     assert "tp*pp*cp does not divide 16 devices" in reasons
-    assert "is not a multiple of dp*micro_batch" in reasons
-    assert not [r for r in said["refused"] if r.startswith("global_batch=64")]
+    assert "the global batch is no multiple of dp times the micro-batch" in reasons
 
 
 @pytest.mark.parametrize("name", ["plot.svg", "plot.png"])
@@ -363,6 +362,67 @@ def test_what_is_no_such_table_is_refused(text, words, tmp_path, capsys):
     assert said.out == ""
 
 
-def test_validate_wants_a_file(capsys):
-    assert run("validate") == 2
-    assert "validate FILE.csv" in capsys.readouterr().err
+def test_validate_without_a_file_judges_the_book_s_runs(capsys):
+    assert run("validate") == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert sum(s["rows"] for s in json.loads(last)["sources"].values()) == 155
+
+
+def test_validate_does_not_overwrite_its_table(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    row = {"model": "gpt", "gpu": "A100", "measured_quantity": "MFU %", "value": "40"}
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    before = path.read_text()
+    assert run(f"validate {path} --out {path}") == 2
+    assert "is the table itself" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_the_best_layout_can_be_asked_for_again(capsys):
+    best = answer(GRID, capsys)["best"][0]
+    assert run(GRID) == 0
+    (line,) = [
+        text
+        for text in capsys.readouterr().out.splitlines()
+        if text.startswith("python -m minitrain simulate")
+    ]
+    again = answer(line.removeprefix("python -m minitrain "), capsys)
+    assert again["step_seconds"] == pytest.approx(best["step_seconds"])
+    assert again["memory_bytes"] == pytest.approx(best["memory_bytes"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'accelerator = "h100"\nhosts = inf',
+        'accelerator = "h100"\nhosts = 1\ninside = 3',
+        'accelerator = "h100"\nhosts = 1\nacross = [1, 2]',
+        'hosts = 1\n[accelerator]\nlike = "h100"\nmemory_bytes = "big"',
+        "hosts = 1\n[accelerator]\nlike = 5",
+        'hosts = 1\n[accelerator]\nlike = "h100"\npeak_flops = 5',
+        'hosts = 1\n[accelerator]\nlike = "h100"\npeak_flops = {bf16 = "a"}',
+    ],
+)
+def test_an_odd_cluster_file_is_one_line(text, tmp_path, capsys):
+    path = tmp_path / "ours.toml"
+    path.write_text(text)
+    assert run(f"simulate --cluster {path}") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and "ours.toml" in said
+
+
+def test_a_cluster_like_another_keeps_its_fit(tmp_path, capsys):
+    path = tmp_path / "ours.toml"
+    like = 'hosts = 8\n[accelerator]\nlike = "h100"\nname = "H100 of ours"'
+    path.write_text(like)
+    ours = answer(f"simulate --cluster {path}", capsys)
+    theirs = answer("simulate --cluster h100:8x8", capsys)
+    assert ours["step_seconds"] == theirs["step_seconds"]
+    assert ours["interval_seconds"] == theirs["interval_seconds"]
+
+
+def test_a_page_says_where_nothing_was_fitted(capsys):
+    assert run("simulate --cluster a100:8x8") == 0
+    assert "no run of megatron-core on A100" in capsys.readouterr().out
+    assert run("simulate") == 0
+    assert "no run of" not in capsys.readouterr().out

@@ -95,8 +95,10 @@ def test_an_interval_is_wider_where_less_is_known():
     assert width(MADE) == pytest.approx(HALF_WIDTH)
     routed = estimate(LLAMA, PLAN, "h100:2x8", "megatron-core", experts)
     assert width(routed) == pytest.approx(HALF_WIDTH * EXPERTS_WIDER)
-    unknown = estimate(LLAMA, PLAN, "mi300x:2x8")
-    assert width(unknown) == pytest.approx(HALF_WIDTH * UNKNOWN_WIDER)
+    unknown = estimate(LLAMA, PLAN, "mi300x:2x8")  # neither the chip nor its software
+    assert width(unknown) == pytest.approx(HALF_WIDTH * UNKNOWN_WIDER**2)
+    borrowed = estimate(LLAMA, PLAN, "a100:2x8")
+    assert width(borrowed) == pytest.approx(HALF_WIDTH * UNKNOWN_WIDER)
     sparse = estimate(LLAMA, PLAN, "h100:2x8", "fsdp")
     assert width(sparse) == pytest.approx(HALF_WIDTH * UNKNOWN_WIDER)
     all_of_it = estimate(LLAMA, PLAN, "mi300x:2x8", "fsdp", experts)

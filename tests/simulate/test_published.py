@@ -209,8 +209,34 @@ def test_hosts_are_of_the_usual_size_unless_said():
     ],
 )
 def test_zero_is_a_stage_and_maybe_a_group(words, stage, shards):
-    plan = read(zero_stage=words, n_gpus="512", dp="8").plan
+    plan = read(zero_stage=words, n_gpus="64", dp="8", pp="1").plan
     assert (plan.zero, plan.shard_ranks) == (stage, shards)
+
+
+def test_a_pipeline_keeps_gradients_whole():
+    """ZeRO-2 would scatter them for every micro-batch, and nobody who reports does."""
+    run = read(zero_stage="2", n_gpus="512", dp="8")
+    assert run.plan.zero == 1
+    assert "zero_stage=1: in a pipeline gradients stay whole" in run.assumed
+
+
+@pytest.mark.parametrize(
+    ("field", "word"),
+    [("recompute", "zzz"), ("precision", "int8"), ("zero_stage", "1.5")],
+)
+def test_an_unknown_word_is_no_guess(field, word):
+    assert word in refusal(**{field: word})
+
+
+@pytest.mark.parametrize("quantity", ["MFU %", "mfu"])
+def test_a_share_is_no_percentage(quantity):
+    said = refusal(measured_quantity=quantity, value="0.41")
+    assert "in per cent" in said
+
+
+@pytest.mark.parametrize("name", ["step_seconds", "tokens_per_second"])
+def test_the_library_s_own_names_are_read(name):
+    assert read(measured_quantity=name).quantity == name
 
 
 @pytest.mark.parametrize(
@@ -550,7 +576,7 @@ def test_every_framework_of_the_list_has_rules():
         ({"heads": "95"}, "heads"),
         ({"seq_len": "2047", "cp": "2", "dp": "1"}, "seq=2047 is not a multiple"),
         ({"interleave_v": "24"}, "interleave=24 chunks of 12 layers"),
-        ({"zero_stage": "7"}, "zero=7"),
+        ({"zero_stage": "7"}, "zero_stage='7' is none of 0, 1, 2 and 3"),
         (
             {"zero_stage": "1 (3-GPU group)", "n_gpus": "512", "dp": "8"},
             "shard_ranks=3",
