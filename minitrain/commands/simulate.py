@@ -180,8 +180,7 @@ def words(plan: Plan) -> str:
         parts.append(plan.schedule + chunks)
     count = plan.micro_batches
     many = f"{count} micro-batch{'es' * (count > 1)}"
-    whole = f"{plan.micro_batch} x {plan.seq:,}".replace(" ", "\N{NO-BREAK SPACE}")
-    parts.append(f"{many} of {whole}")
+    parts.append(f"{many} of {plan.micro_batch}x{plan.seq:,}")
     parts.append(plan.precision)
     parts += [f"ZeRO {plan.zero}"] * (plan.zero > 0)
     parts += [f"{plan.recompute} recomputation"] * (plan.recompute != "none")

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     _DispatchCacheKey,
@@ -46,6 +48,10 @@ MESH_METHODS = (
 )
 
 
+class NoValueError(RuntimeError):
+    """A program looked at a number of a tensor that has none."""
+
+
 def join(rank: int, world_size: int) -> None:
     """Become `rank` of a fake world, with it as the default group.
 
@@ -55,6 +61,38 @@ def join(rank: int, world_size: int) -> None:
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     _let_meshes_read()
+    nn.Module._apply = _convert  # type: ignore[method-assign]
+
+
+def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], *_: Any) -> nn.Module:
+    """`to` and its like put new tensors in place; what is tied stays tied.
+
+    torch cannot change these in place, as it does others; so their attributes go along.
+    """
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # the old one too, to keep its id
+    for one in module.modules():
+        tables: tuple[dict[str, Any], ...] = (one._parameters, one._buffers)
+        for held in tables:
+            for name, old in held.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    made[id(old)] = old, _converted(old, fn)
+                held[name] = made[id(old)][1]
+    return module
+
+
+def _converted(old: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        new = fn(old)
+    if new is old or not isinstance(old, nn.Parameter):
+        return new
+    new = nn.Parameter(new, old.requires_grad)
+    if old.grad is not None:
+        new.grad = fn(old.grad)
+    for name in old.__dict__.keys() - new.__dict__.keys():
+        setattr(new, name, getattr(old, name))
+    return new
 
 
 def _let_meshes_read() -> None:
@@ -87,7 +125,14 @@ def player(function: Callable[..., Any]) -> Callable[..., Any]:
         # A tensor that came along in some other way is taken as if it had no values.
         with Tensors(allow_non_fake_inputs=True) as mode:
             arguments = tree_map(lambda a: _without_values(a, mode), arguments)
-            return function(*arguments)
+            try:
+                return function(*arguments)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise NoValueError(
+                    f"{error} asks for a value, and tensors have none here; where a "
+                    "number decides, say which with minitrain.runtime.read(tensor, "
+                    "expected=...)"
+                ) from error
 
     return play
 

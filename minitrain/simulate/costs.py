@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,6 +109,10 @@ class Costs:
 
     def better(self, number: str, factor: float = 1.1) -> Costs:
         """The same with one number of the hardware better by a factor."""
+        if number not in HARDWARE:
+            raise ValueError(f"no {number!r} to better; there is {', '.join(HARDWARE)}")
+        if not 0 < factor < math.inf:
+            raise ValueError(f"factor={factor}: a finite number above 0, please")
         return HARDWARE[number](self, factor)
 
 
@@ -121,7 +126,15 @@ def costs(
         sharing: What messages and computing take from each other.
         launch_seconds: Of the host, for each kernel.
         tf32: Whether products in float32 run in TF32, where there is such a thing.
+
+    Raises:
+        ValueError: A number that no machine has.
     """
+    if not 0 <= launch_seconds < math.inf:
+        raise ValueError(f"launch_seconds={launch_seconds}: finite, and not negative")
+    for name, share in sharing._asdict().items():
+        if not 0 <= share < 1:
+            raise ValueError(f"sharing: {name}={share} is no share between 0 and 1")
     device = cluster.accelerator
     known = {p: chip(device, p, cluster.power_derate) for p in device.peak_flops}
     least = known.get("fp32") or known.get("tf32") or next(iter(known.values()))

@@ -67,8 +67,9 @@ def simulate(
         check: Whether to run a second rank of the first role, and compare.
 
     Raises:
-        ValueError: The layout does not have as many ranks as the cluster, roles call
-            different collectives, a send has no receive, or ranks wait for each other.
+        ValueError: The layout does not have as many ranks as the cluster, the step
+            does nothing, or something that is not timed, roles call different
+            collectives, a send has no receive, or ranks wait for each other.
         RankError: The program raised an exception.
     """
     where = read_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -78,6 +79,8 @@ def simulate(
     lines = [kernels(role.trace.program, fuse) for role in roles]
     if costs is None:
         costs = costs_of(where, sharing or Sharing(), launch_seconds, tf32)
+    if tokens is not None and tokens < 0:
+        raise ValueError(f"tokens={tokens}: 0 or more, please")
     if tokens is None:
         own = max(looked_up(role.trace.program) for role in roles)
         tokens = own * layout.dp * layout.cp
@@ -96,6 +99,8 @@ def _assemble(
     meetings = match(roles, layout, cluster.domain_ranks)
     programs = skeletons(roles, lines, meetings)
     line = run(programs, meetings, numbers)
+    if not line.seconds > 0:
+        raise ValueError("the step does nothing that takes time on the cluster")
     return Simulation(
         cluster, layout, roles, lines, meetings, programs, numbers, line, tokens
     )

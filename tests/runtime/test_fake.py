@@ -199,3 +199,28 @@ def test_what_is_known_of_an_operator_is_told_apart_by_its_arguments():
         return dtypes, shapes, strides, parts, [(x + a).dtype for a in (1, 1.0)]
 
     assert small(f, 2) == launch(f, 1)
+
+
+def test_a_module_changes_its_type_and_stays_tied():
+    def convert():
+        model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10))
+        model[1].weight = model[0].weight
+        model[0].weight.placement = "kept"
+        model.to(torch.bfloat16)
+        assert model[1].weight is model[0].weight
+        assert model[0].weight.placement == "kept"
+        model(torch.zeros(2, dtype=torch.long)).sum().backward()
+        model.double()
+        return (
+            model[1].weight.dtype,
+            model[0].weight.grad.dtype,
+            len([*model.parameters()]),
+        )
+
+    assert small(convert, 2) == [(torch.float64, torch.float64, 2)]
+
+
+@pytest.mark.parametrize("look", [bool, float, torch.nonzero])
+def test_who_looks_at_a_value_is_told_what_to_do(look):
+    with pytest.raises(RankError, match=r"runtime.read\(tensor, expected=...\)"):
+        small(lambda: look(torch.ones(1)), 2)

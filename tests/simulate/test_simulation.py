@@ -1,12 +1,15 @@
 """A simulated step: its time is that of its parts, its memory that of a real rank."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from minitrain import collectives, launch, trace
 from minitrain.collectives import differentiable
@@ -424,3 +427,95 @@ def test_our_own_ring_is_as_fast_as_its_slowest_link():
         w = wires(cluster(where))
         one = network.send_seconds(w, 4 * 1024 * 16 // ranks, near)
         assert s.exposed_seconds == pytest.approx(2 * (ranks - 1) * one)
+
+
+# ---- what is refused ----
+
+
+def some_work():
+    weight = torch.ones(64, 64)
+    work = dist.all_reduce(weight, async_op=True)
+    weight @ weight
+    work.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"launch_seconds": math.nan}, "launch_seconds=nan"),
+        ({"launch_seconds": -1e-3}, "launch_seconds=-0.001"),
+        ({"launch_seconds": math.inf}, "launch_seconds=inf"),
+        ({"sharing": Sharing(compute=math.nan)}, "compute=nan"),
+        ({"sharing": Sharing(compute=2.0)}, "compute=2.0"),
+        ({"sharing": Sharing(transfer=1.0)}, "transfer=1.0"),
+        ({"tokens": -1}, "tokens=-1"),
+    ],
+)
+def test_a_number_that_no_machine_has_is_refused(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        simulate(some_work, "h100:1x2", **options)
+
+
+def test_a_step_that_does_nothing_is_refused():
+    with pytest.raises(ValueError, match="does nothing"):
+        simulate(lambda: None, "h100:1x2")
+
+
+def test_what_is_not_timed_is_refused():
+    def convolve():
+        nn.Conv2d(8, 8, 3)(torch.ones(1, 8, 9, 9)).sum().backward()
+
+    with pytest.raises(ValueError, match=r"convolution of .* is not simulated"):
+        simulate(convolve, "h100:1x1")
+
+
+def one_differs(kind: str):
+    rank = dist.get_rank()
+    dtype = torch.float64 if kind == "dtype" and rank else torch.float32
+    size = 64 * (1 + (kind == "size" and rank > 0))
+    x = torch.empty(size, 64, dtype=dtype)
+    x = x * 2
+    dist.broadcast(torch.ones(8), src=rank if kind == "root" else 0)
+
+
+@pytest.mark.parametrize("kind", ["dtype", "size", "root"])
+def test_ranks_that_differ_are_seen(kind):
+    assert simulate(one_differs, "h100:1x2", None, "").step_seconds > 0
+    with pytest.raises(ValueError, match=r"rank|differ"):
+        simulate(one_differs, "h100:1x2", None, kind)
+
+
+def test_asynchronous_sums_keep_what_they_hold():
+    """Eight buckets, dropped by the program before their messages are there."""
+
+    def buckets():
+        with trace() as t:
+            works = []
+            for _ in range(8):
+                bucket = torch.ones(100_000)
+                works.append(dist.all_reduce(bucket, async_op=True))
+                del bucket
+            for work in works:
+                work.wait()
+        return t
+
+    made = simulate(buckets, "h100:1x2")
+    assert made.memory_bytes >= 8 * 400_000
+
+
+def test_what_is_numbered_by_ranks_is_recorded_again():
+    """A ring of sends between data-parallel ranks has other peers on other clusters."""
+
+    def ring():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        here, there = torch.ones(1000), torch.empty(1000)
+        calls = [
+            dist.P2POp(dist.isend, here, (rank + 1) % ranks),
+            dist.P2POp(dist.irecv, there, (rank - 1) % ranks),
+        ]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+
+    made = simulate(ring, "h100:1x8", check=False)
+    with pytest.raises(ValueError, match="record again"):
+        made.at("h100:4x8")
