@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -286,11 +288,37 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """Times and bytes of a record of arrays; nothing is checked.
 
+    Arrays of more than `CHUNK` plans are divided among threads: numpy computes without
+    Python's lock.
+
     Returns:
         As `sweep`; the axis of plans is of length 1 where all agree.
     """
     soft = find_software(software, cluster.accelerator.fitted_as, precision)
     records = machine_records(cluster, precision, soft)
+    arrays = {k: v for k, v in vars(s).items() if isinstance(v, np.ndarray)}
+    count = max(map(len, arrays.values()), default=1)
+    if count <= CHUNK:
+        return _evaluated(s, records, soft)
+
+    def some(start: int) -> dict[str, np.ndarray]:
+        part = {k: v[start : start + CHUNK] for k, v in arrays.items()}
+        found = _evaluated(replace(s, **part), records, soft)
+        ends = min(CHUNK, count - start)
+        return {k: np.broadcast_to(v, (*v.shape[:-1], ends)) for k, v in found.items()}
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(some, range(0, count, CHUNK)))
+    return {k: np.concatenate([m[k] for m in made], axis=-1) for k in made[0]}
+
+
+CHUNK = 65_536
+"""Plans that a thread evaluates at once: enough for it to work by itself."""
+
+
+def _evaluated(
+    s: Sizes, records: tuple[Chip, Chip, Wires], soft: Software
+) -> dict[str, np.ndarray]:
     rows = step.step_seconds(s, *records, soft), footprint.rank_bytes(s, soft)
     parts, kinds = (
         np.stack(np.broadcast_arrays(*map(np.atleast_1d, row))) for row in rows

@@ -14,6 +14,7 @@ from minitrain.simulate.estimate import (
     UNKNOWN_WIDER,
     Estimate,
     estimate,
+    evaluate,
     flops,
     interval,
     sweep,
@@ -314,3 +315,16 @@ def test_hosts_cost_a_share_each_time_they_double():
 
     assert [lost(n) for n in (1, 2, 16)] == pytest.approx([0, 1, 4])
     assert np.isfinite(lost(1024))
+
+
+def test_threads_give_what_one_gives(monkeypatch):
+    """Chunks that do not divide the plans, and an axis on which all agree."""
+    plans = [replace(PLAN, micro_batch=b) for b in (1, 2, 1, 1, 2, 2, 1)]
+    s = stack([sizes(LLAMA, plan, 2) for plan in plans])
+    whole = evaluate(s, cluster("h100:2x8"), "bf16", "megatron-core")
+    monkeypatch.setattr(predicting, "CHUNK", 3)
+    parts = evaluate(s, cluster("h100:2x8"), "bf16", "megatron-core")
+    for name, values in whole.items():
+        wide = np.broadcast_to(values, parts[name].shape)
+        assert parts[name] == pytest.approx(wide, rel=1e-12)
+        assert parts[name].shape[-1] == 7
