@@ -13,7 +13,7 @@ from rich.table import Table
 
 from minitrain import options
 from minitrain.commands import page
-from minitrain.simulate.published import COLUMNS
+from minitrain.simulate.names import COLUMNS
 from minitrain.simulate.runs import published_runs
 from minitrain.simulate.validation import Report, validate
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from minitrain.simulate.plan import Precision
+
 UNLIKE = {
     "lora": "adapters: only a few weights get gradients",
     "megascale": "its block is parallel and its attention slides: not this model",
@@ -78,6 +80,16 @@ SHARED = {
 matrices, by family (arXiv:2412.19437, arXiv:2405.04434 and the models' own files)."""
 
 
+COLUMNS = (
+    "source", "table_figure", "model", "layers", "hidden", "heads", "kv_heads",
+    "ffn_hidden", "vocab", "seq_len", "precision", "gpu", "n_gpus", "gpus_per_node",
+    "interconnect", "tp", "pp", "dp", "cp", "ep", "sequence_parallel", "interleave_v",
+    "schedule", "zero_stage", "micro_batch", "global_batch", "recompute",
+    "measured_quantity", "value", "note", "provenance", "framework", "source_id",
+    "experts", "topk", "moe_ffn", "aux_quantity", "aux_value", "quality",
+)  # fmt: skip
+"""Columns of a table of published runs; an empty field was not said by the source."""
+
 QUANTITIES = (
     ("layer_forward", "layer_forward_ms"),
     ("layer_backward", "layer_backward_ms"),
@@ -96,6 +108,22 @@ QUANTITIES = (
     ("memory", "memory_gb"),
 )
 """Words in `measured_quantity`, and the names used here; the first one counts."""
+
+MEASURED = (
+    "is not a step's time or memory; there is step_time_s, tokens/s, tokens/s/GPU, "
+    "samples/s, TFLOP/s per GPU, MFU %, HFU %, peak_memory_gib"
+)
+"""How a table may say what was measured, for those who say it otherwise."""
+
+PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
+    ("fp4", "fp4"),
+    ("fp8", "fp8"),
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+    ("fp32", "fp32"),
+    ("tf32", "fp32"),
+)
+"""Words in a row's `precision`; the first one counts, whatever accumulates."""
 
 DEVICES = (
     ("gb300", "gb300"), ("gb200", "gb200"), ("b300", "b300"), ("b200", "b200"),

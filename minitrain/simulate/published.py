@@ -17,6 +17,8 @@ from minitrain.simulate.hardware import Cluster, Link, accelerator, cluster
 from minitrain.simulate.names import (
     ACTIVATIONS,
     FRAMEWORKS,
+    MEASURED,
+    PRECISION_WORDS,
     QUANTITIES,
     ROTARY,
     SCHEDULE_WORDS,
@@ -34,16 +36,6 @@ from minitrain.simulate.plan import (
 )
 from minitrain.simulate.software import Software
 from minitrain.workload.config import ModelConfig
-
-COLUMNS = (
-    "source", "table_figure", "model", "layers", "hidden", "heads", "kv_heads",
-    "ffn_hidden", "vocab", "seq_len", "precision", "gpu", "n_gpus", "gpus_per_node",
-    "interconnect", "tp", "pp", "dp", "cp", "ep", "sequence_parallel", "interleave_v",
-    "schedule", "zero_stage", "micro_batch", "global_batch", "recompute",
-    "measured_quantity", "value", "note", "provenance", "framework", "source_id",
-    "experts", "topk", "moe_ffn", "aux_quantity", "aux_value", "quality",
-)  # fmt: skip
-"""Columns of a table of published runs; an empty field was not said by the source."""
 
 Row = Mapping[str, str]
 
@@ -178,11 +170,7 @@ class _Reader:
         for word, name in QUANTITIES:
             if word in said:
                 return name
-        raise RefusedError(
-            f"measured_quantity {said!r} is not a step's time or memory; there is "
-            "step_time_s, tokens/s, tokens/s/GPU, samples/s, TFLOP/s per GPU, MFU %, "
-            "HFU %, peak_memory_gib"
-        )
+        raise RefusedError(f"measured_quantity {said!r} {MEASURED}")
 
     def software(self) -> str:
         said = self.text("framework").lower()
@@ -456,12 +444,7 @@ class _Reader:
 
     def precision(self) -> Precision:
         said = self.text("precision").lower()
-        if "fp4" in said:
-            return "fp4"
-        if "fp8" in said:
-            return "fp8"
-        if said.startswith(("fp32", "tf32")):
-            return "fp32"
-        if "bf16" not in said and "fp16" not in said:
-            raise RefusedError(f"precision={said!r} is no format of numbers")
-        return "fp16" if said.startswith("fp16") and "bf16" not in said else "bf16"
+        for word, name in PRECISION_WORDS:
+            if word in said:
+                return name
+        raise RefusedError(f"precision={said!r} is no format of numbers")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minitrain.simulate.published import COLUMNS
+from minitrain.simulate.names import COLUMNS
 
 
 @dataclass(frozen=True)

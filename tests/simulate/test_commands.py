@@ -11,8 +11,8 @@ from minitrain.commands import sweep as sweep_command
 from minitrain.commands.question import read_model
 from minitrain.simulate.estimate import estimate
 from minitrain.simulate.hardware import cluster
+from minitrain.simulate.names import COLUMNS
 from minitrain.simulate.plan import SCHEDULES, Plan
-from minitrain.simulate.published import COLUMNS
 from minitrain.simulate.timeline import pipeline_of
 from minitrain.workload.presets import preset
 

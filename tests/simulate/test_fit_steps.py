@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from minitrain.simulate.published import COLUMNS, read_run  # noqa: E402
+from minitrain.simulate.names import COLUMNS  # noqa: E402
+from minitrain.simulate.published import read_run  # noqa: E402
 from minitrain.simulate.residuals import BOUNDS, RESIDUALS  # noqa: E402
 from minitrain.simulate.runs import published_runs  # noqa: E402
 from minitrain.simulate.software import (  # noqa: E402

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minitrain.simulate.names import FRAMEWORKS, device_name, network_bytes_per_second
+from minitrain.simulate.names import (
+    COLUMNS,
+    FRAMEWORKS,
+    device_name,
+    network_bytes_per_second,
+)
 from minitrain.simulate.plan import Experts
-from minitrain.simulate.published import COLUMNS, RefusedError, Run, read_run
+from minitrain.simulate.published import RefusedError, Run, read_run
 from minitrain.simulate.runs import TABLES, published_runs
 from minitrain.simulate.software import SOFTWARE
 from minitrain.simulate.validation import validate
